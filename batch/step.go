@@ -9,6 +9,7 @@ package batch
 import (
 	"fmt"
 	"iter"
+	"math"
 )
 
 // Step is what one rank reads for one step of an epoch.
@@ -37,40 +38,54 @@ type Sampler struct {
 	DropLast bool
 }
 
-// Epoch yields the steps of the epoch without the first skip. It panics where
-// Size is below 1, Padded is not in 0 … Size, or skip is negative.
+// Epoch yields the steps of the epoch without the first skip. Each step owns
+// its Samples. Epoch panics where Size is below 1, or Padded or skip is
+// negative.
 func (s Sampler) Epoch(epoch, skip int) iter.Seq[Step] {
 	switch {
 	case s.Size < 1:
 		panic(fmt.Sprintf("batch: Sampler.Size is %d: a step has at least one sample", s.Size))
-	case s.Padded < 0 || s.Padded > s.Size:
-		panic(fmt.Sprintf("batch: Sampler.Padded is %d: only the last step, of at most %d samples, has padding", s.Padded, s.Size))
+	case s.Padded < 0:
+		panic(fmt.Sprintf("batch: Sampler.Padded is %d", s.Padded))
 	case skip < 0:
 		panic(fmt.Sprintf("batch: skip is %d", skip))
 	}
 	return func(yield func(Step) bool) {
-		index, samples := skip, []int(nil)
-		for sample := range s.Order(epoch, skip*s.Size) {
-			// A full step waits for the sample after it, since only the last step has padding.
-			if len(samples) == s.Size {
-				if !yield(Step{Epoch: epoch, Index: index, Samples: samples}) {
-					return
-				}
-				index, samples = index+1, nil
-			}
-			if samples == nil {
-				samples = make([]int, 0, s.Size)
-			}
-			samples = append(samples, sample)
+		if skip > math.MaxInt/s.Size {
+			return // no order is that long
 		}
-		if n := len(samples); n == s.Size || n > 0 && !s.DropLast {
-			yield(Step{Epoch: epoch, Index: index, Samples: samples, Padded: min(s.Padded, n)})
+		index, samples := skip, s.buffer()
+		for sample := range s.Order(epoch, skip*s.Size) {
+			samples = append(samples, sample)
+			if len(samples)-s.Padded < s.Size {
+				continue // padding may begin within the step: that shows once Padded samples follow it
+			}
+			if !yield(Step{Epoch: epoch, Index: index, Samples: samples[:s.Size:s.Size]}) {
+				return
+			}
+			index, samples = index+1, append(s.buffer(), samples[s.Size:]...)
+		}
+		for len(samples) >= s.Size || len(samples) > 0 && !s.DropLast {
+			n := min(s.Size, len(samples))
+			follow := len(samples) - n // at most Padded
+			if !yield(Step{Epoch: epoch, Index: index, Samples: samples[:n:n], Padded: min(n, s.Padded-follow)}) {
+				return
+			}
+			index, samples = index+1, samples[n:]
 		}
 	}
 }
 
+// buffer has room for a step and the padding behind it, or for much of it: a
+// Size far beyond the order costs no memory.
+func (s Sampler) buffer() []int {
+	const enough = 1 << 16
+	return make([]int, 0, min(s.Size, enough)+min(s.Padded, enough))
+}
+
 // Through is a plan of all steps from an epoch to the last, so that reading
-// ahead crosses the boundary between epochs.
+// ahead crosses the boundary between epochs. What is skipped lies in the epoch
+// named: after a skip of all its steps, or more, the plan begins with the next.
 func (s Sampler) Through(last int) func(epoch, skip int) iter.Seq[Step] {
 	return func(epoch, skip int) iter.Seq[Step] {
 		return func(yield func(Step) bool) {

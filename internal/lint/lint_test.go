@@ -60,7 +60,7 @@ bench          < x sampler loader/... pinned/... trainer/...
 cmd/shardfeed  < x sampler loader/... pinned/... trainer/... internal/idx internal/mnist github.com/spf13/cobra github.com/spf13/pflag github.com/pelletier/go-toml/v2 github.com/vbauerster/mpb/v8
 examples/embed < x sampler loader/... pinned
 examples/ddp   < x sampler loader/... pinned trainer/... internal/mnist
-examples/resume < x sampler loader/... internal/mnist
+examples/resume < x sampler loader/... trainer/...
 `
 
 // Where the language's safety ends.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"reflect"
+	"runtime"
 	"testing"
 	"testing/synctest"
 )
@@ -42,6 +43,7 @@ type Stage[T any] struct {
 	// Close frees what belongs to the stage itself; it may be nil.
 	Close func() error
 	// Left says what is still held after the loop and Close: "" for nothing.
+	// It is asked at once: what the loop has begun has ended with it.
 	Left func() string
 }
 
@@ -49,15 +51,16 @@ type Stage[T any] struct {
 var ErrInjected = errors.New("injected")
 
 // Endings ends the range loop over an epoch at every item in every way: by
-// break, by a panic of the body, by cancelling the context, and by an error
-// and a panic from below. Each trial runs in a bubble of testing/synctest, in
-// which a goroutine left behind fails the test, and asks Left afterwards.
+// break, by a panic and by runtime.Goexit in the body, by cancelling the
+// context, and by an error and a panic from below. Each trial runs in a bubble
+// of testing/synctest, in which a goroutine left behind fails the test, and
+// asks Left when the loop has ended and Close has returned.
 //
 // make makes a stage over items items; fail is called by whatever feeds the
 // stage before it makes item k and returns ErrInjected or panics where the
 // trial wants that.
 func Endings[T any](t *testing.T, items int, make func(t *testing.T, fail func(item int) error) Stage[T]) {
-	for _, how := range []string{"end", "break", "panic", "cancel", "error", "panic below"} {
+	for _, how := range []string{"end", "break", "panic", "goexit", "cancel", "error", "panic below"} {
 		for at := range items {
 			t.Run(fmt.Sprintf("%s/%d", how, at), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { ending(t, how, at, items, make) })
@@ -70,8 +73,6 @@ func Endings[T any](t *testing.T, items int, make func(t *testing.T, fail func(i
 }
 
 func ending[T any](t *testing.T, how string, at, items int, make func(t *testing.T, fail func(item int) error) Stage[T]) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	stage := make(t, func(item int) error {
 		switch {
 		case item == at && how == "error":
@@ -81,41 +82,15 @@ func ending[T any](t *testing.T, how string, at, items int, make func(t *testing
 		}
 		return nil
 	})
-	n, last := 0, error(nil)
-	func() {
-		defer func() {
-			if p := recover(); p != nil && (how != "panic" || p != "the body's panic") {
-				panic(p)
-			}
-		}()
-		for _, err := range stage.Epoch(ctx, 0, 0) {
-			if last != nil {
-				t.Errorf("item %d comes after the error %v", n, last)
-			}
-			if last = err; err != nil {
-				continue
-			}
-			if n == at {
-				switch how {
-				case "break":
-					return
-				case "panic":
-					panic("the body's panic")
-				case "cancel":
-					cancel()
-				}
-			}
-			n++
-		}
-	}()
+	n, last := loop(t, stage, how, at)
 	switch how {
 	case "end":
 		if n != items || last != nil {
 			t.Errorf("%d items and the error %v, want %d and none", n, last, items)
 		}
-	case "break", "panic":
-		if n != at {
-			t.Errorf("%d items before the %s, want %d", n, how, at)
+	case "break", "panic", "goexit":
+		if n != at || last != nil {
+			t.Errorf("%d items and the error %v before the %s, want %d and none", n, last, how, at)
 		}
 	case "cancel":
 		// The last item's cancel may come after all was delivered.
@@ -139,8 +114,51 @@ func ending[T any](t *testing.T, how string, at, items int, make func(t *testing
 			t.Errorf("Close: %v", err)
 		}
 	}
-	synctest.Wait()
 	if left := stage.Left(); left != "" {
 		t.Errorf("left behind: %s", left)
 	}
 }
+
+// loop ranges over the stage's epoch 0 on a goroutine of its own and says how
+// many items it saw before the trial's ending, and the error at the end.
+func loop[T any](t *testing.T, stage Stage[T], how string, at int) (n int, last error) {
+	ctx, cancel := context.WithCancel(context.Background()) // cancelled by its trial alone: another's goroutines must end without
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil && (how != "panic" || p != errBody) {
+				t.Errorf("the loop panics: %v", p)
+			}
+		}()
+		for v, err := range stage.Epoch(ctx, 0, 0) {
+			if last != nil {
+				t.Errorf("item %d comes after the error %v", n, last)
+			}
+			if last = err; err != nil {
+				if !reflect.ValueOf(&v).Elem().IsZero() {
+					t.Errorf("the value %v comes with the error %v", v, err)
+				}
+				continue
+			}
+			if n == at {
+				switch how {
+				case "break":
+					return
+				case "panic":
+					panic(errBody)
+				case "goexit":
+					runtime.Goexit()
+				case "cancel":
+					cancel()
+				}
+			}
+			n++
+		}
+	}()
+	<-done
+	return n, last
+}
+
+// errBody is what a body panics with.
+var errBody = errors.New("the body's panic")
