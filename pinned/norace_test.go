@@ -1,0 +1,5 @@
+//go:build !race
+
+package pinned_test
+
+const raceBuild = false
