@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"unsafe"
 )
 
 func mapFile(f *os.File, size int) ([]byte, error) {
@@ -16,7 +17,12 @@ func mapFile(f *os.File, size int) ([]byte, error) {
 
 func unmapFile([]byte) error { return nil }
 
-func anonymous(n int) ([]byte, error) { return make([]byte, n), nil }
+func anonymous(n int) ([]byte, error) {
+	page := os.Getpagesize()
+	b := make([]byte, n+page)
+	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (page - 1)
+	return b[skip : skip+n : skip+n], nil
+}
 
 func lock([]byte) error { return errors.New("not possible on this system") }
 
