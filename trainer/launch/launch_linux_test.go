@@ -1,0 +1,655 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shardfeed/shardfeed/trainer/rendezvous"
+)
+
+// The test binary is also the ranks: with ROLE set it plays a part.
+func TestMain(m *testing.M) {
+	if role := os.Getenv("ROLE"); role != "" {
+		roles[role]()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+var rank = os.Getenv("RANK")
+
+// say tells the test something, in one write.
+func say(words ...any) { os.Stdout.WriteString(fmt.Sprintln(words...)) }
+
+var roles = map[string]func(){
+	// exit ends with the status that the argument gives for the rank.
+	"exit": func() {
+		n, _ := strconv.Atoi(rank)
+		status, _ := strconv.Atoi(os.Args[1+n])
+		os.Exit(status)
+	},
+	// hold stays until it is killed.
+	"hold": hold,
+	// stubborn does not obey SIGTERM.
+	"stubborn": func() {
+		signal.Ignore(syscall.SIGTERM)
+		hold()
+	},
+	// polite ends well when it is told to.
+	"polite": func() {
+		told := make(chan os.Signal, 1)
+		signal.Notify(told, syscall.SIGTERM)
+		say("rank", rank, os.Getpid())
+		say("told", rank, <-told)
+	},
+	"parent":            parent,
+	"parent that holds": func() { parent(); hold() },
+	"trainer":           trainer,
+	// panic and forget are trainers of which rank 1 panics, or forgets Close.
+	"panic": func() {
+		if rank == "1" {
+			joined()
+			panic("out of cheese")
+		}
+		trainer()
+	},
+	"forget": func() {
+		if rank == "1" {
+			joined()
+			os.Exit(0)
+		}
+		trainer()
+	},
+	// well is a run that ends well.
+	"well": func() {
+		if err := joined().Close(); err != nil {
+			panic(err)
+		}
+	},
+	"environment": func() {
+		for _, v := range os.Environ() {
+			say("env", rank, v)
+		}
+		if stdin, err := os.Stdin.Read(make([]byte, 1)); stdin != 0 || err == nil {
+			say("stdin", rank, stdin, err)
+		}
+	},
+	// launcher launches the role of its argument.
+	"launcher": func() {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		say("launcher", "-", os.Getpid())
+		err := Run(ctx, config(os.Args[1], 2, os.Args[2:]...))
+		say("returned", "-", err)
+	},
+}
+
+func hold() {
+	say("rank", rank, os.Getpid())
+	select {}
+}
+
+// parent leaves a child behind.
+func parent() {
+	child := exec.Command("sleep", "1000")
+	child.Stdout = os.Stdout
+	if err := child.Start(); err != nil {
+		panic(err)
+	}
+	say("child", rank, child.Process.Pid)
+}
+
+// trainer joins the others and waits for what becomes of them.
+func trainer() {
+	store := joined()
+	<-store.Failed()
+	say("error", rank, store.Err())
+	os.Exit(1)
+}
+
+func joined() *rendezvous.Store {
+	world, err := rendezvous.Env()
+	if err != nil {
+		panic(err)
+	}
+	store, err := rendezvous.Join(context.Background(), world)
+	if err != nil {
+		panic(err)
+	}
+	say("rank", rank, os.Getpid())
+	return store
+}
+
+// config launches a role.
+func config(role string, nproc int, args ...string) Config {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "ROLE=") })
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		panic(err)
+	}
+	return Config{Nproc: nproc, Args: append([]string{"/proc/self/exe"}, args...), Env: append(env, "ROLE="+role), Stderr: null}
+}
+
+// output is what the processes of a test say. Its end means that no process
+// is left that could say something.
+type output struct {
+	t     *testing.T
+	read  *os.File
+	lines *bufio.Scanner
+	pids  []int
+}
+
+func listen(t *testing.T) (*output, *os.File) {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { read.Close(); write.Close() })
+	read.SetReadDeadline(time.Now().Add(20 * time.Second))
+	return &output{t: t, read: read, lines: bufio.NewScanner(read)}, write
+}
+
+// next is the words of the next line that begins with what.
+func (o *output) next(what string) (who, words string) {
+	o.t.Helper()
+	for o.lines.Scan() {
+		fields := strings.SplitN(o.lines.Text(), " ", 3)
+		if len(fields) < 3 {
+			continue
+		}
+		if slices.Contains([]string{"rank", "child", "launcher"}, fields[0]) {
+			pid, _ := strconv.Atoi(fields[2])
+			o.pids = append(o.pids, pid)
+		}
+		if fields[0] == what {
+			return fields[1], fields[2]
+		}
+	}
+	o.t.Fatalf("no %q was said: %v", what, o.lines.Err())
+	return "", ""
+}
+
+// pid is that of the next process that says what.
+func (o *output) pid(what string) (who string, pid int) {
+	o.t.Helper()
+	who, words := o.next(what)
+	pid, err := strconv.Atoi(words)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return who, pid
+}
+
+// ranks are the pids of n ranks that say that they are there.
+func (o *output) ranks(n int) map[string]int {
+	o.t.Helper()
+	all := map[string]int{}
+	for range n {
+		who, pid := o.pid("rank")
+		all[who] = pid
+	}
+	return all
+}
+
+// end checks that nobody is left.
+func (o *output) end() {
+	o.t.Helper()
+	for o.lines.Scan() {
+	}
+	if err := o.lines.Err(); err != nil {
+		o.t.Errorf("a process is left: %v", err)
+	}
+	for _, pid := range o.pids {
+		if !gone(pid) {
+			o.t.Errorf("process %d is left", pid)
+		}
+	}
+}
+
+// gone says whether a process has ended; whether it is reaped is up to init.
+func gone(pid int) bool {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return true
+		}
+	}
+	return false
+}
+
+// started is a Run that is going on.
+type started struct {
+	*output
+	cancel context.CancelCauseFunc
+	result chan error
+}
+
+func start(t *testing.T, cfg Config) *started {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	out, write := listen(t)
+	s := &started{out, cancel, make(chan error, 1)}
+	cfg.Stdout = write
+	go func() {
+		err := Run(ctx, cfg)
+		write.Close()
+		s.result <- err
+	}()
+	return s
+}
+
+// failures are those of a run that fails; nobody is left of it.
+func (s *started) failures() *Error {
+	s.t.Helper()
+	s.end()
+	err := <-s.result
+	failed, ok := errors.AsType[*Error](err)
+	if !ok {
+		s.t.Fatalf("%v, want an *Error", err)
+	}
+	return failed
+}
+
+func TestExits(t *testing.T) {
+	for _, c := range []struct {
+		statuses string
+		want     string // of the first failure
+	}{
+		{"0", ""},
+		{"3", "rank 0 (pid N): exit status 3"},
+		{"0 0 0", ""},
+		{"0 3", "rank 1 (pid N): exit status 3"},
+		{"255 0 0", "rank 0 (pid N): exit status 255"},
+	} {
+		statuses := strings.Fields(c.statuses)
+		s := start(t, config("exit", len(statuses), statuses...))
+		s.end()
+		err := <-s.result
+		if c.want == "" {
+			if err != nil {
+				t.Errorf("%s: %v", c.statuses, err)
+			}
+			continue
+		}
+		failed, ok := errors.AsType[*Error](err)
+		if !ok || len(failed.Failures) != 1 || failed.Cause != nil {
+			t.Errorf("%s: %v", c.statuses, err)
+			continue
+		}
+		pid := strconv.Itoa(failed.Failures[0].PID)
+		if got := strings.Replace(err.Error(), pid, "N", 1); got != "launch: "+c.want {
+			t.Errorf("%s: %s, want %s", c.statuses, got, c.want)
+		}
+	}
+}
+
+// The ranks find each other, and a run that ends well is no error.
+func TestWell(t *testing.T) {
+	for nproc := 1; nproc <= 4; nproc++ {
+		s := start(t, config("well", nproc))
+		if got := s.ranks(nproc); len(got) != nproc {
+			t.Errorf("%d ranks: %v", nproc, got)
+		}
+		s.end()
+		if err := <-s.result; err != nil {
+			t.Errorf("%d ranks: %v", nproc, err)
+		}
+	}
+}
+
+// A rank dies: the others say whose death ended them, and Run says who was
+// the first.
+func TestDeath(t *testing.T) {
+	for _, c := range []struct {
+		role, victim string
+		kill         bool
+		want         Failure
+		say          string
+	}{
+		{"trainer", "0", true, Failure{Rank: 0, Exit: -1, Signal: "killed"}, "rank 0 ("},
+		{"trainer", "1", true, Failure{Rank: 1, Exit: -1, Signal: "killed"}, "rank 1 ("},
+		{"panic", "1", false, Failure{Rank: 1, Exit: 2}, "rank 1 ("},
+	} {
+		t.Run(c.role+" "+c.victim, func(t *testing.T) {
+			s := start(t, config(c.role, 3))
+			pids := s.ranks(3)
+			if c.kill {
+				syscall.Kill(pids[c.victim], syscall.SIGKILL)
+			}
+			for range 2 {
+				who, words := s.next("error")
+				if who == c.victim || !strings.HasPrefix(words, c.say) || !strings.Contains(words, fmt.Sprintf("pid %d) died", pids[c.victim])) {
+					t.Errorf("rank %s: %s", who, words)
+				}
+			}
+			failed := s.failures()
+			c.want.PID = pids[c.victim]
+			if len(failed.Failures) != 3 || failed.Failures[0] != c.want {
+				t.Errorf("%v, want %v first", failed, c.want)
+			}
+			for _, f := range failed.Failures[1:] {
+				if f.Exit != 1 || f.Told {
+					t.Errorf("%v: the others end by themselves", f)
+				}
+			}
+		})
+	}
+}
+
+// A rank that ends well but too early fails the others.
+func TestForgottenClose(t *testing.T) {
+	s := start(t, config("forget", 2))
+	pids := s.ranks(2)
+	if who, words := s.next("error"); who != "0" || !strings.Contains(words, fmt.Sprintf("pid %d) died, or ended without Close", pids["1"])) {
+		t.Errorf("rank %s: %s", who, words)
+	}
+	failed := s.failures()
+	if len(failed.Failures) != 1 || failed.Failures[0].Rank != 0 {
+		t.Error(failed)
+	}
+}
+
+// Ranks that do not notice that another has failed are told to end.
+func TestTold(t *testing.T) {
+	s := start(t, config("hold", 2))
+	pids := s.ranks(2)
+	syscall.Kill(pids["1"], syscall.SIGKILL)
+	failed := s.failures()
+	if len(failed.Failures) != 2 || failed.Failures[0].Rank != 1 || failed.Failures[0].Told ||
+		failed.Failures[1] != (Failure{Rank: 0, PID: pids["0"], Exit: -1, Signal: "terminated", Told: true}) {
+		t.Error(failed)
+	}
+	if text := failed.Error(); !strings.HasPrefix(text, "launch: the first to fail was rank 1 (pid ") || !strings.Contains(text, "; then rank 0 (pid ") {
+		t.Error(text)
+	}
+}
+
+func TestStubborn(t *testing.T) {
+	cfg := config("stubborn", 2)
+	cfg.Grace = 50 * time.Millisecond
+	s := start(t, cfg)
+	pids := s.ranks(2)
+	syscall.Kill(pids["0"], syscall.SIGKILL)
+	failed := s.failures()
+	if len(failed.Failures) != 2 || failed.Failures[1] != (Failure{Rank: 1, PID: pids["1"], Exit: -1, Signal: "killed", Told: true}) {
+		t.Error(failed)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	cause := errors.New("interrupt signal received")
+	for _, c := range []struct {
+		role string
+		want string
+	}{{"polite", ""}, {"hold", "terminated"}, {"stubborn", "killed"}} {
+		t.Run(c.role, func(t *testing.T) {
+			cfg := config(c.role, 2)
+			if c.want == "killed" {
+				cfg.Grace = -1
+			}
+			s := start(t, cfg)
+			s.ranks(2)
+			s.cancel(cause)
+			failed := s.failures()
+			if !errors.Is(failed, cause) || !strings.HasPrefix(failed.Error(), "launch: the ranks were told to end: interrupt signal received") {
+				t.Error(failed)
+			}
+			if c.want == "" {
+				if len(failed.Failures) != 0 {
+					t.Error(failed)
+				}
+				return
+			}
+			for _, f := range failed.Failures {
+				if f.Signal != c.want || !f.Told {
+					t.Errorf("%v, want the signal %s", f, c.want)
+				}
+			}
+			if len(failed.Failures) != 2 {
+				t.Error(failed)
+			}
+		})
+	}
+}
+
+// A cancelled context starts nothing, a rank that is stopped is killed, too.
+func TestCancelled(t *testing.T) {
+	cause := errors.New("too late")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if err := Run(ctx, config("hold", 1)); !errors.Is(err, cause) {
+		t.Error(err)
+	}
+	cfg := config("hold", 2)
+	cfg.Grace = 50 * time.Millisecond
+	s := start(t, cfg)
+	syscall.Kill(s.ranks(2)["1"], syscall.SIGSTOP)
+	s.cancel(cause)
+	if failed := s.failures(); len(failed.Failures) != 2 || failed.Failures[1].Rank != 1 || failed.Failures[1].Signal != "killed" {
+		t.Error(failed)
+	}
+}
+
+// What a rank leaves behind ends with it, whether it ends well or not.
+func TestGrandchildren(t *testing.T) {
+	s := start(t, config("parent", 2))
+	s.pid("child")
+	s.pid("child")
+	s.end()
+	if err := <-s.result; err != nil {
+		t.Error(err)
+	}
+	s = start(t, config("parent that holds", 2))
+	s.pid("child")
+	s.pid("child")
+	s.cancel(errors.New("enough"))
+	s.failures()
+}
+
+// launcher is a process that launches a role.
+func launcher(t *testing.T, role string, args ...string) (*output, *exec.Cmd) {
+	t.Helper()
+	out, write := listen(t)
+	cmd := exec.Command("/proc/self/exe", append([]string{role}, args...)...)
+	cmd.Env = append(os.Environ(), "ROLE=launcher")
+	cmd.Stdout = write
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	write.Close()
+	return out, cmd
+}
+
+// Nothing outlives a launcher that is killed: no rank, whatever it ignores, no
+// child of a rank, no port, and not the keeper.
+func TestLauncherKilled(t *testing.T) {
+	for _, role := range []string{"trainer", "stubborn", "parent that holds"} {
+		t.Run(role, func(t *testing.T) {
+			out, cmd := launcher(t, role)
+			out.ranks(2)
+			keepers := children(t, cmd.Process.Pid, "shardfeed-keeper")
+			if len(keepers) != 1 {
+				t.Errorf("keepers: %v", keepers)
+			}
+			out.pids = append(out.pids, keepers...)
+			cmd.Process.Kill()
+			out.end()
+		})
+	}
+}
+
+// The keeper is no rank's parent: where it is killed, the run goes on.
+func TestKeeperKilled(t *testing.T) {
+	out, cmd := launcher(t, "polite")
+	out.ranks(2)
+	for _, keeper := range children(t, cmd.Process.Pid, "shardfeed-keeper") {
+		syscall.Kill(keeper, syscall.SIGKILL)
+		if !gone(keeper) {
+			t.Errorf("the keeper %d is left", keeper)
+		}
+	}
+	cmd.Process.Signal(os.Interrupt)
+	if _, words := out.next("returned"); words != "launch: the ranks were told to end: interrupt signal received" {
+		t.Error(words)
+	}
+	out.end()
+}
+
+// A signal to the launcher's whole group, as from a terminal, or to the keeper
+// alone does not end the keeper.
+func TestKeeperStays(t *testing.T) {
+	out, cmd := launcher(t, "parent that holds")
+	out.ranks(2)
+	keepers := children(t, cmd.Process.Pid, "shardfeed-keeper")
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		for _, keeper := range keepers {
+			syscall.Kill(keeper, s)
+		}
+	}
+	cmd.Process.Kill()
+	out.pids = append(out.pids, keepers...)
+	out.end()
+}
+
+// children are the processes of a parent with this name.
+func children(t *testing.T, parent int, name string) (pids []int) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range all {
+		line, _ := os.ReadFile(dir + "/cmdline")
+		stat, _ := os.ReadFile(dir + "/stat")
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		if fields := strings.Fields(rest); strings.HasPrefix(string(line), name+"\x00") && len(fields) > 1 && fields[1] == strconv.Itoa(parent) {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Two runs at once, in one process, do not disturb each other.
+func TestTwoRuns(t *testing.T) {
+	a, b := start(t, config("trainer", 2)), start(t, config("trainer", 2))
+	pids, others := a.ranks(2), b.ranks(2)
+	syscall.Kill(pids["1"], syscall.SIGKILL)
+	if failed := a.failures(); failed.Failures[0].PID != pids["1"] {
+		t.Error(failed)
+	}
+	select {
+	case <-b.result:
+		t.Error("the other run has ended, too")
+	default:
+	}
+	syscall.Kill(others["0"], syscall.SIGKILL)
+	if failed := b.failures(); failed.Failures[0].PID != others["0"] {
+		t.Error(failed)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	cfg := config("environment", 2)
+	cfg.Env = append(cfg.Env, "RANK=7", "WORLD_SIZE=8", "SHARDFEED_TOKEN=outer", "SHARDFEED_LISTEN_FD=9", "MASTER_PORT=1",
+		"TORCHELASTIC_USE_AGENT_STORE=True", "GROUP_RANK=3", "OMP_NUM_THREADS=", "KEPT=yes", "PWD=/")
+	s := start(t, cfg)
+	env := map[string]map[string]string{"0": {}, "1": {}}
+	for s.lines.Scan() {
+		fields := strings.SplitN(s.lines.Text(), " ", 3)
+		if fields[0] != "env" {
+			t.Error(s.lines.Text())
+			continue
+		}
+		name, value, _ := strings.Cut(fields[2], "=")
+		if _, ok := env[fields[1]][name]; ok && name != "OMP_NUM_THREADS" {
+			t.Errorf("%s twice", name)
+		}
+		env[fields[1]][name] = value
+	}
+	if err := <-s.result; err != nil {
+		t.Fatal(err)
+	}
+	for rank, vars := range env {
+		for name, want := range map[string]string{
+			"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+			"OMP_NUM_THREADS": "1", "KEPT": "yes", "TORCHELASTIC_USE_AGENT_STORE": "", "GROUP_RANK": "", keeperVariable: "",
+			"SHARDFEED_LISTEN_FD": map[string]string{"0": "3"}[rank],
+			"SHARDFEED_TOKEN":     env["0"]["SHARDFEED_TOKEN"], "SHARDFEED_ADDR": env["0"]["SHARDFEED_ADDR"], "MASTER_PORT": env["0"]["MASTER_PORT"],
+		} {
+			if vars[name] != want {
+				t.Errorf("rank %s: %s=%s, want %s", rank, name, vars[name], want)
+			}
+		}
+	}
+	if token := env["0"]["SHARDFEED_TOKEN"]; len(token) < 26 || token == "outer" {
+		t.Errorf("the token is %q", token)
+	}
+	_, port, err := net.SplitHostPort(env["0"]["SHARDFEED_ADDR"])
+	if err != nil || port == env["0"]["MASTER_PORT"] || env["0"]["MASTER_PORT"] == "1" {
+		t.Errorf("ports %s and %s", port, env["0"]["MASTER_PORT"])
+	}
+}
+
+func TestNothingStarted(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	for _, c := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{Args: []string{"true"}}, "launch: 0 ranks: at least 1 is needed"},
+		{Config{Nproc: -1, Args: []string{"true"}}, "launch: -1 ranks"},
+		{Config{Nproc: 2}, "launch: no program is given"},
+		{Config{Nproc: 2, Args: []string{"no-such-program"}}, `launch: exec: "no-such-program": executable file not found`},
+		{Config{Nproc: 2, Args: []string{missing}}, missing},
+		{Config{Nproc: 2, Args: []string{"/"}}, "/"},
+	} {
+		if err := Run(t.Context(), c.cfg); err == nil || !strings.HasPrefix(err.Error(), "launch: ") || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v, want %q", c.cfg.Args, err, c.want)
+		}
+	}
+	// Found, but nothing that can be started.
+	if err := os.WriteFile(missing, []byte("\x7fELF is not enough"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), Config{Nproc: 2, Args: []string{missing}}); err == nil || !strings.Contains(err.Error(), "rank 0") || !strings.Contains(err.Error(), missing) {
+		t.Error(err)
+	}
+}
+
+func TestGroups(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want []int
+	}{
+		{"", nil},
+		{"12\n13\n-12\n", []int{13}},
+		{"12\n13", []int{12, 13}},
+		{"0\n1\n-1\nx\n\n99999999999999999999\n", nil},
+		{"12\n-12\n12\n", []int{12}},
+	} {
+		var got []int
+		for group := range groups(strings.NewReader(c.text)) {
+			got = append(got, group)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%q: %v, want %v", c.text, got, c.want)
+		}
+	}
+}
