@@ -154,10 +154,10 @@ func TestKeyedNeighbours(t *testing.T) {
 // every is the chance of each permutation of a few elements over seeds or
 // epochs.
 func every(o Order, trials int, draw func(i int) (seed uint64, epoch int)) float64 {
-	count := map[string]int{}
+	count := map[[5]int]int{}
 	for i := range trials {
 		seed, epoch := draw(i)
-		count[fmt.Sprint(list(o, seed, epoch))]++
+		count[[5]int(append(list(o, seed, epoch), make([]int, 5-o.Len())...))]++
 	}
 	all := 1
 	for k := range o.Len() {
@@ -175,7 +175,7 @@ func every(o Order, trials int, draw func(i int) (seed uint64, epoch int)) float
 func TestKeyedMakesEveryOrderOfAFew(t *testing.T) {
 	epochs := func(i int) (uint64, int) { return 5, i }
 	seeds := func(i int) (uint64, int) { return uint64(i), 5 }
-	for n, trials := range map[int]int{2: 20_000, 3: 30_000, 4: 50_000, 5: 120_000} {
+	for n, trials := range map[int]int{2: 20_000, 3: 30_000, 4: 50_000, 5: 60_000} {
 		for name, draw := range map[string]func(int) (uint64, int){"epochs": epochs, "seeds": seeds} {
 			if z := every(Keyed(n), trials, draw); math.Abs(z) > bound {
 				t.Errorf("%d elements over %d %s: %.1f deviations from chance", n, trials, name, z)
@@ -255,11 +255,11 @@ func kept(o Order, epochs int) float64 {
 
 func TestKeyedForgetsDifferences(t *testing.T) {
 	for _, n := range []int{16, 64, 256, 1024, 4096, 65_536} {
-		if z := kept(Keyed(n), 4_000_000/n); math.Abs(z) > bound {
+		if z := kept(Keyed(n), 1_000_000/n); math.Abs(z) > bound {
 			t.Errorf("n %d: differences of neighbours are kept %.1f deviations too often", n, z)
 		}
 	}
-	if z := kept(weak{64, 3}, 4_000_000/64); z < bound {
+	if z := kept(weak{64, 3}, 1_000_000/64); z < bound {
 		t.Errorf("the test does not see that 3 pairs of rounds are too few for 64 elements: %.1f", z)
 	}
 }

