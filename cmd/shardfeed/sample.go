@@ -14,6 +14,10 @@ import (
 	"github.com/shardfeed/shardfeed/sampler"
 )
 
+// mostTorch is a permutation of 64 GiB. Go cannot recover from asking for more
+// memory than there is.
+const mostTorch = 1 << 33
+
 func newSample() *cobra.Command {
 	var (
 		d           sampler.Distributed
@@ -42,6 +46,8 @@ the keyed and the sequential order.`,
 				return usagef("--world is %d: give the number of ranks", d.World)
 			case epoch < 0, skip < 0:
 				return usagef("--epoch is %d and --skip is %d: both count from 0", epoch, skip)
+			case order == "torch" && n > mostTorch:
+				return usagef("--order torch keeps the permutation of an epoch in memory, %d GiB for --n %d: take --order keyed, which computes it", n>>27, n)
 			case limit < -1:
 				return usagef("--limit is %d: give a number of samples, or -1 for all", limit)
 			}
