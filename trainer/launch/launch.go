@@ -16,6 +16,7 @@ package launch
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -39,18 +40,19 @@ type Config struct {
 
 // Error says how a run has failed.
 type Error struct {
-	// Failures are the ranks that have failed, in the order in which they
-	// ended. The first is the cause, where Cause is nil; the others may have
-	// followed from it.
+	// Failures are the ranks that have failed. Where Cause is nil the first
+	// is the one that failed first, as the ranks have learned from each other
+	// through package rendezvous, or else as they ended; the others follow in
+	// the order in which they ended.
 	Failures []Failure
 	// Cause is why the context of Run ended; nil where a rank failed before.
 	Cause error
 }
 
-// Failure is the end of a rank that did not exit with 0.
+// Failure is the end of a rank.
 type Failure struct {
 	Rank, PID int
-	Exit      int    // the exit status; -1 where a signal has ended the rank
+	Exit      int    // the exit status; -1 where a signal has ended the rank; 0 where it left too early and the others failed
 	Signal    string // the signal that has ended it, such as "killed"; else ""
 	Told      bool   // the launcher had told it to end
 }
@@ -58,8 +60,11 @@ type Failure struct {
 // String is, for instance, "rank 1 (pid 4711): exit status 3".
 func (f Failure) String() string {
 	how := fmt.Sprintf("exit status %d", f.Exit)
-	if f.Signal != "" {
+	switch {
+	case f.Signal != "":
 		how = "signal: " + f.Signal
+	case f.Exit == 0:
+		how += ", but before the others were done"
 	}
 	if f.Told {
 		how += " (the launcher had told it to end)"
@@ -89,6 +94,19 @@ func (e *Error) Error() string {
 // Unwrap is the Cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
+// verdict is the result of a run whose ranks have ended in this order.
+func verdict(ends []Failure, reported int, cause error) error {
+	failures := slices.DeleteFunc(slices.Clone(ends), func(f Failure) bool { return f.Exit == 0 })
+	if cause == nil && len(failures) == 0 {
+		return nil
+	}
+	first := func(f Failure) bool { return f.Rank == reported }
+	if i := slices.IndexFunc(ends, first); i >= 0 && cause == nil {
+		failures = append([]Failure{ends[i]}, slices.DeleteFunc(failures, first)...)
+	}
+	return &Error{failures, cause}
+}
+
 // environment is a rank's: inherited variables without those of an outer
 // launch, and its own.
 func environment(inherited []string, own map[string]string) []string {
@@ -116,7 +134,7 @@ func environment(inherited []string, own map[string]string) []string {
 // outer are variables of a launch that are not set for every rank, beside
 // those of torchrun whose names begin with TORCHELASTIC_.
 var outer = map[string]bool{
-	"SHARDFEED_LISTEN_FD": true, keeperVariable: true,
+	"SHARDFEED_LISTEN_FD": true, "SHARDFEED_REPORT_FD": true, keeperVariable: true,
 	"GROUP_RANK": true, "GROUP_WORLD_SIZE": true, "ROLE_NAME": true, "ROLE_RANK": true, "ROLE_WORLD_SIZE": true,
 }
 

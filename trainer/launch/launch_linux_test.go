@@ -48,13 +48,7 @@ var roles = map[string]func(){
 		signal.Ignore(syscall.SIGTERM)
 		hold()
 	},
-	// polite ends well when it is told to.
-	"polite": func() {
-		told := make(chan os.Signal, 1)
-		signal.Notify(told, syscall.SIGTERM)
-		say("rank", rank, os.Getpid())
-		say("told", rank, <-told)
-	},
+	"polite":            polite,
 	"parent":            parent,
 	"parent that holds": func() { parent(); hold() },
 	"trainer":           trainer,
@@ -63,6 +57,16 @@ var roles = map[string]func(){
 		if rank == "1" {
 			joined()
 			panic("out of cheese")
+		}
+		trainer()
+	},
+	// fail says its last words, and takes its time to end after them.
+	"fail": func() {
+		if rank == "1" {
+			store := joined()
+			store.Fail(errors.New("disk full"))
+			polite()
+			os.Exit(3)
 		}
 		trainer()
 	},
@@ -102,6 +106,14 @@ func hold() {
 	select {}
 }
 
+// polite ends well when it is told to.
+func polite() {
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGTERM)
+	say("rank", rank, os.Getpid())
+	say("told", rank, <-told)
+}
+
 // parent leaves a child behind.
 func parent() {
 	child := exec.Command("sleep", "1000")
@@ -129,7 +141,16 @@ func joined() *rendezvous.Store {
 	if err != nil {
 		panic(err)
 	}
+	// No rank goes on before all have said that they are there.
 	say("rank", rank, os.Getpid())
+	if err := store.Set(context.Background(), rank, nil); err != nil {
+		panic(err)
+	}
+	for other := range world.Size {
+		if _, err := store.Get(context.Background(), strconv.Itoa(other)); err != nil {
+			break // one has failed already
+		}
+	}
 	return store
 }
 
@@ -146,13 +167,13 @@ func config(role string, nproc int, args ...string) Config {
 // output is what the processes of a test say. Its end means that no process
 // is left that could say something.
 type output struct {
-	t     *testing.T
+	t     testing.TB
 	read  *os.File
 	lines *bufio.Scanner
 	pids  []int
 }
 
-func listen(t *testing.T) (*output, *os.File) {
+func listen(t testing.TB) (*output, *os.File) {
 	t.Helper()
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -216,6 +237,7 @@ func (o *output) end() {
 	for _, pid := range o.pids {
 		if !gone(pid) {
 			o.t.Errorf("process %d is left", pid)
+			syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
 }
@@ -238,7 +260,7 @@ type started struct {
 	result chan error
 }
 
-func start(t *testing.T, cfg Config) *started {
+func start(t testing.TB, cfg Config) *started {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	out, write := listen(t)
@@ -286,13 +308,18 @@ func TestExits(t *testing.T) {
 			continue
 		}
 		failed, ok := errors.AsType[*Error](err)
-		if !ok || len(failed.Failures) != 1 || failed.Cause != nil {
+		if !ok || failed.Cause != nil {
 			t.Errorf("%s: %v", c.statuses, err)
 			continue
 		}
-		pid := strconv.Itoa(failed.Failures[0].PID)
-		if got := strings.Replace(err.Error(), pid, "N", 1); got != "launch: "+c.want {
+		first := failed.Failures[0]
+		if got := strings.Replace(first.String(), strconv.Itoa(first.PID), "N", 1); got != c.want {
 			t.Errorf("%s: %s, want %s", c.statuses, got, c.want)
+		}
+		for _, f := range failed.Failures[1:] {
+			if !f.Told { // it may be that slow on a busy machine
+				t.Errorf("%s: %v", c.statuses, f)
+			}
 		}
 	}
 }
@@ -358,8 +385,47 @@ func TestForgottenClose(t *testing.T) {
 		t.Errorf("rank %s: %s", who, words)
 	}
 	failed := s.failures()
-	if len(failed.Failures) != 1 || failed.Failures[0].Rank != 0 {
+	if len(failed.Failures) != 2 || failed.Failures[0] != (Failure{Rank: 1, PID: pids["1"]}) || failed.Failures[1] != (Failure{Rank: 0, PID: pids["0"], Exit: 1}) {
 		t.Error(failed)
+	}
+}
+
+// The cause is the rank with the last words, though the others end before it.
+func TestLastWords(t *testing.T) {
+	s := start(t, config("fail", 3))
+	for range 2 {
+		if who, words := s.next("error"); who == "1" || !strings.HasPrefix(words, "rank 1 (") || !strings.HasSuffix(words, "failed: disk full") {
+			t.Errorf("rank %s: %s", who, words)
+		}
+	}
+	failed := s.failures()
+	if f := failed.Failures[0]; len(failed.Failures) != 3 || f.Rank != 1 || f.Exit != 3 || !f.Told {
+		t.Error(failed)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	ends := []Failure{{Rank: 2}, {Rank: 0, PID: 10, Exit: 1}, {Rank: 1, PID: 11, Exit: -1, Signal: "killed"}, {Rank: 3, PID: 13, Exit: 143, Told: true}}
+	const others = "rank 3 (pid 13): exit status 143 (the launcher had told it to end)"
+	for _, c := range []struct {
+		ends     []Failure
+		reported int
+		cause    error
+		want     string
+	}{
+		{ends[:1], -1, nil, "<nil>"},
+		{ends[:1], 2, nil, "<nil>"},
+		{ends[:2], -1, nil, "launch: rank 0 (pid 10): exit status 1"},
+		{ends, -1, nil, "launch: the first to fail was rank 0 (pid 10): exit status 1; then rank 1 (pid 11): signal: killed; then " + others},
+		{ends, 1, nil, "launch: the first to fail was rank 1 (pid 11): signal: killed; then rank 0 (pid 10): exit status 1; then " + others},
+		{ends, 7, nil, "launch: the first to fail was rank 0 (pid 10): exit status 1; then rank 1 (pid 11): signal: killed; then " + others},
+		{ends[:2], 2, nil, "launch: the first to fail was rank 2 (pid 0): exit status 0, but before the others were done; then rank 0 (pid 10): exit status 1"},
+		{ends[:1], -1, context.Canceled, "launch: the ranks were told to end: context canceled"},
+		{ends[:2], 2, context.Canceled, "launch: the ranks were told to end: context canceled; then rank 0 (pid 10): exit status 1"},
+	} {
+		if got := fmt.Sprint(verdict(c.ends, c.reported, c.cause)); got != c.want {
+			t.Errorf("reported %d:\n got %s\nwant %s", c.reported, got, c.want)
+		}
 	}
 }
 
@@ -461,7 +527,7 @@ func TestGrandchildren(t *testing.T) {
 }
 
 // launcher is a process that launches a role.
-func launcher(t *testing.T, role string, args ...string) (*output, *exec.Cmd) {
+func launcher(t testing.TB, role string, args ...string) (*output, *exec.Cmd) {
 	t.Helper()
 	out, write := listen(t)
 	cmd := exec.Command("/proc/self/exe", append([]string{role}, args...)...)
@@ -516,6 +582,9 @@ func TestKeeperStays(t *testing.T) {
 	out, cmd := launcher(t, "parent that holds")
 	out.ranks(2)
 	keepers := children(t, cmd.Process.Pid, "shardfeed-keeper")
+	for _, keeper := range keepers {
+		ignores(t, keeper, syscall.SIGTERM) // it has begun
+	}
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		for _, keeper := range keepers {
 			syscall.Kill(keeper, s)
@@ -524,6 +593,20 @@ func TestKeeperStays(t *testing.T) {
 	cmd.Process.Kill()
 	out.pids = append(out.pids, keepers...)
 	out.end()
+}
+
+// ignores waits until a process ignores a signal.
+func ignores(t *testing.T, pid int, s syscall.Signal) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, mask, _ := strings.Cut(string(status), "SigIgn:\t")
+		mask, _, _ = strings.Cut(mask, "\n")
+		if bits, err := strconv.ParseUint(mask, 16, 64); err == nil && bits&(1<<(s-1)) != 0 {
+			return
+		}
+	}
+	t.Fatalf("process %d does not ignore %v", pid, s)
 }
 
 // children are the processes of a parent with this name.
@@ -589,8 +672,8 @@ func TestEnvironment(t *testing.T) {
 		for name, want := range map[string]string{
 			"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
 			"OMP_NUM_THREADS": "1", "KEPT": "yes", "TORCHELASTIC_USE_AGENT_STORE": "", "GROUP_RANK": "", keeperVariable: "",
-			"SHARDFEED_LISTEN_FD": map[string]string{"0": "3"}[rank],
-			"SHARDFEED_TOKEN":     env["0"]["SHARDFEED_TOKEN"], "SHARDFEED_ADDR": env["0"]["SHARDFEED_ADDR"], "MASTER_PORT": env["0"]["MASTER_PORT"],
+			"SHARDFEED_LISTEN_FD": map[string]string{"0": "3"}[rank], "SHARDFEED_REPORT_FD": map[string]string{"0": "4", "1": "3"}[rank],
+			"SHARDFEED_TOKEN": env["0"]["SHARDFEED_TOKEN"], "SHARDFEED_ADDR": env["0"]["SHARDFEED_ADDR"], "MASTER_PORT": env["0"]["MASTER_PORT"],
 		} {
 			if vars[name] != want {
 				t.Errorf("rank %s: %s=%s, want %s", rank, name, vars[name], want)
@@ -652,4 +735,46 @@ func TestGroups(t *testing.T) {
 			t.Errorf("%q: %v, want %v", c.text, got, c.want)
 		}
 	}
+}
+
+// From the call of Run to its return, for two ranks that find each other and leave.
+func BenchmarkRun(b *testing.B) {
+	for b.Loop() {
+		s := start(b, config("well", 2))
+		s.end()
+		if err := <-s.result; err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// From the death of a rank to the return of Run; in between the other rank
+// learns of it, says so and ends.
+func BenchmarkDeath(b *testing.B) {
+	var lasted time.Duration
+	for b.Loop() {
+		s := start(b, config("trainer", 2))
+		pids := s.ranks(2)
+		began := time.Now()
+		syscall.Kill(pids["1"], syscall.SIGKILL)
+		if err := <-s.result; err == nil {
+			b.Fatal("no error")
+		}
+		lasted += time.Since(began)
+	}
+	b.ReportMetric(float64(lasted.Microseconds())/1000/float64(b.N), "ms/death")
+}
+
+// From the death of the launcher to the end of everything that it has started.
+func BenchmarkLauncherKilled(b *testing.B) {
+	var lasted time.Duration
+	for b.Loop() {
+		out, cmd := launcher(b, "parent that holds")
+		out.ranks(2)
+		began := time.Now()
+		cmd.Process.Kill()
+		out.end()
+		lasted += time.Since(began)
+	}
+	b.ReportMetric(float64(lasted.Microseconds())/1000/float64(b.N), "ms/death")
 }

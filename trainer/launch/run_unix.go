@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"bufio"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -28,7 +30,8 @@ const (
 // MASTER_PORT (a port that was free, for programs that are not ours),
 // SHARDFEED_ADDR and SHARDFEED_TOKEN, and OMP_NUM_THREADS=1 unless it is set.
 // The listener of SHARDFEED_ADDR is open before the ranks start; rank 0
-// inherits it as SHARDFEED_LISTEN_FD.
+// inherits it as SHARDFEED_LISTEN_FD. SHARDFEED_REPORT_FD is a pipe on which
+// ranks say which of them has failed first.
 //
 // When a rank fails, the others have a second to end by themselves with a
 // message of their own; then their process groups get SIGTERM, and SIGKILL
@@ -59,13 +62,29 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer k.dismiss()
-	r := &run{cfg: cfg, keeper: k, running: map[int]int{}, ends: make(chan Failure, cfg.Nproc)}
-	defer r.awaiting.Wait()
-	if err := r.start(program); err != nil {
+	reports, report, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	defer reports.Close()
+	r := &run{cfg: cfg, keeper: k, running: map[int]int{}, ends: make(chan Failure, cfg.Nproc), reported: -1}
+	r.hearing.Go(func() { r.hear(reports) })
+	err = r.start(program, report)
+	report.Close()
+	var ends []Failure
+	var cause error
+	if err == nil {
+		ends, cause = r.wait(ctx)
+	} else {
 		r.signal(syscall.SIGKILL)
+	}
+	r.awaiting.Wait()
+	reports.SetReadDeadline(time.Now().Add(goneTime)) // a process that got away may hold the pipe
+	r.hearing.Wait()
+	if err != nil {
 		return err
 	}
-	return r.wait(ctx)
+	return verdict(ends, r.reported, cause)
 }
 
 // run is a Run that is going on.
@@ -74,13 +93,15 @@ type run struct {
 	keeper   *keeper
 	ends     chan Failure // of each rank; Exit may be 0
 	awaiting sync.WaitGroup
+	hearing  sync.WaitGroup
 
-	mu      sync.Mutex
-	running map[int]int // the process groups that may be signalled, by rank
-	told    bool        // to end
+	mu       sync.Mutex
+	running  map[int]int // the process groups that may be signalled, by rank
+	told     bool        // to end
+	reported int         // the first rank that has failed, by the ranks' own account; -1 for none
 }
 
-func (r *run) start(program string) error {
+func (r *run) start(program string, report *os.File) error {
 	listener, foreign, err := listeners()
 	if err != nil {
 		return fmt.Errorf("launch: %w", err)
@@ -103,6 +124,8 @@ func (r *run) start(program string) error {
 			cmd.ExtraFiles = []*os.File{file}
 			own["SHARDFEED_LISTEN_FD"] = "3" // the first after standard error
 		}
+		own["SHARDFEED_REPORT_FD"] = strconv.Itoa(3 + len(cmd.ExtraFiles))
+		cmd.ExtraFiles = append(cmd.ExtraFiles, report)
 		if r.cfg.Stdout == nil {
 			cmd.Stdout = os.Stdout
 		}
@@ -172,44 +195,50 @@ func (r *run) signal(s syscall.Signal) {
 	}
 }
 
-// wait waits for all ranks, and ends them when one fails or ctx ends.
-func (r *run) wait(ctx context.Context) error {
+// wait waits for all ranks, and tells them to end when one fails or ctx ends.
+// The ends are in order; cause is that of ctx, where it ended before a rank failed.
+func (r *run) wait(ctx context.Context) (ends []Failure, cause error) {
 	grace := r.cfg.Grace
 	if grace == 0 {
 		grace = graceTime
 	}
-	var failed Error
 	var terminate, kill <-chan time.Time
-	cancelled := ctx.Done()
-	for left := r.cfg.Nproc; left > 0; {
+	failed, cancelled := false, ctx.Done()
+	for len(ends) < r.cfg.Nproc {
 		select {
 		case end := <-r.ends:
-			left--
-			if end.Exit == 0 {
-				continue
-			}
-			failed.Failures = append(failed.Failures, end)
-			if len(failed.Failures) == 1 && failed.Cause == nil {
-				terminate = time.After(ownTime)
+			ends = append(ends, end)
+			if end.Exit != 0 && !failed && kill == nil {
+				failed, terminate = true, time.After(ownTime)
 			}
 			continue
-		case <-cancelled:
-			cancelled = nil
-			if len(failed.Failures) == 0 {
-				failed.Cause = context.Cause(ctx)
-			}
-		case <-terminate:
 		case <-kill:
 			r.signal(syscall.SIGKILL)
 			continue
+		case <-cancelled:
+			cancelled = nil
+			if !failed {
+				cause = context.Cause(ctx)
+			}
+		case <-terminate:
 		}
 		if kill == nil {
 			terminate, kill = nil, time.After(grace)
 			r.signal(syscall.SIGTERM)
 		}
 	}
-	if failed.Cause == nil && len(failed.Failures) == 0 {
-		return nil
+	return ends, cause
+}
+
+// hear takes note of the rank that is reported as the first to fail, unless
+// the ranks have been told to end before. It returns with the first report,
+// or once nobody is left who could make one.
+func (r *run) hear(reports *os.File) {
+	line, _ := bufio.NewReader(reports).ReadString('\n')
+	rank, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil && !r.told {
+		r.reported = rank
 	}
-	return &failed
 }

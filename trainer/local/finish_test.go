@@ -1,7 +1,9 @@
 package local
 
 import (
+	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -14,7 +16,7 @@ type slow struct {
 	at, on chan struct{}
 }
 
-func (s slow) span(rank int, off, n uint64) trainer.Host {
+func (s slow) span(rank int, off, n uint64) []float32 {
 	if rank == 0 {
 		s.at <- struct{}{}
 		<-s.on
@@ -62,4 +64,30 @@ func TestFailureWaitsForWork(t *testing.T) {
 			}
 		}
 	})
+}
+
+// However a cancellation falls between the arrivals, a meeting comes about
+// for all ranks or for none.
+func TestAllOrNone(t *testing.T) {
+	enough := errors.New("enough")
+	for trial := range 300 {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var met atomic.Int32
+		err := Spawn(t.Context(), 3, func(_ context.Context, g *Group) error {
+			if g.Rank() == trial%3 {
+				go cancel(enough)
+			}
+			_, err := g.Exchange(ctx, nil)
+			if err == nil {
+				met.Add(1)
+			}
+			return err
+		})
+		if n := met.Load(); n != 0 && n != 3 || (n == 3) != (err == nil) {
+			t.Fatalf("%d of 3 ranks have met, and the error is %v", n, err)
+		}
+		if err != nil && !errors.Is(err, enough) {
+			t.Fatal(err)
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/shardfeed/shardfeed/trainer/local/internal/board"
 	"github.com/shardfeed/shardfeed/trainer/rendezvous"
 )
 
@@ -22,8 +23,8 @@ const arenaBytes = min(16<<30, math.MaxInt/64)
 // A World of size 1 needs neither a rendezvous nor shared memory.
 func Join(ctx context.Context, w rendezvous.World) (*Group, error) {
 	switch {
-	case w.Size < 1 || w.Size > maxRanks || w.Rank < 0 || w.Rank >= w.Size:
-		return nil, fmt.Errorf("local: rank %d of %d ranks: 1 to %d ranks are possible, and ranks count from 0", w.Rank, w.Size, maxRanks)
+	case w.Size < 1 || w.Size > board.MaxRanks || w.Rank < 0 || w.Rank >= w.Size:
+		return nil, fmt.Errorf("local: rank %d of %d ranks: 1 to %d ranks are possible, and ranks count from 0", w.Rank, w.Size, board.MaxRanks)
 	case w.LocalSize != 0 && w.LocalSize != w.Size:
 		return nil, fmt.Errorf("local: %d of %d ranks are on this machine: this group needs all of them on one", w.LocalSize, w.Size)
 	case w.Size == 1:

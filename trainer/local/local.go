@@ -16,9 +16,10 @@ import (
 	"fmt"
 	"math"
 	"sync"
-	"time"
 
 	"github.com/shardfeed/shardfeed/trainer"
+	"github.com/shardfeed/shardfeed/trainer/local/internal/board"
+	"github.com/shardfeed/shardfeed/trainer/local/internal/sum"
 )
 
 // Group is one rank's end of the group: a trainer.Group of spans in the
@@ -31,13 +32,16 @@ import (
 // under way and later ones return an error that names the cause, on all ranks.
 type Group struct {
 	rank, size int
-	board      board
+	board      board.Board
 	medium     medium
 	process    bool          // this rank is a process of its own: it may die in the middle of a call
-	met        uint64        // meetings behind this rank; the runner's
-	sum        sum           // the runner's
 	background func()        // g.run, made once
 	failed     chan struct{} // closed once err is set
+
+	// Of the goroutine that works on the queue.
+	met     uint64 // meetings behind this rank
+	spans   [][]float32
+	scratch sum.Scratch
 
 	mu      sync.Mutex
 	changed sync.Cond // any of the fields below
@@ -58,7 +62,7 @@ type medium interface {
 	// memory that alloc did not give.
 	offset(v trainer.Host) (off uint64, ok bool)
 	// span is the n values at off in the arena of a rank that has posted them.
-	span(rank int, off, n uint64) trainer.Host
+	span(rank int, off, n uint64) []float32
 	// ring ends every sleep of all ranks that began with an earlier listen.
 	ring()
 	listen() (heard uint32)
@@ -69,7 +73,7 @@ type medium interface {
 	close() error
 }
 
-func newGroup(rank, size int, b board, m medium) *Group {
+func newGroup(rank, size int, b board.Board, m medium) *Group {
 	g := &Group{rank: rank, size: size, board: b, medium: m, failed: make(chan struct{})}
 	g.changed.L = &g.mu
 	g.background = g.run
@@ -119,13 +123,10 @@ func (g *Group) Alloc(n int) (trainer.Host, error) {
 // once; v belongs to the group until wait has returned. wait need not be
 // called, and may be called more than once.
 func (g *Group) AllReduce(ctx context.Context, v trainer.Host, op trainer.Op) (wait func() error, err error) {
-	what := reduceSum
-	if op == trainer.Average {
-		what = reduceAverage
-	} else if op != trainer.Sum {
+	if op != trainer.Sum && op != trainer.Average {
 		return nil, fmt.Errorf("local: all-reduce with the operation %d, which does not exist", op)
 	}
-	c, err := g.spanCall(ctx, what, v, 0)
+	c, err := g.spanCall(ctx, reduceSum+uint32(op), v, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +158,7 @@ func (g *Group) Broadcast(ctx context.Context, v trainer.Host, root int) error {
 // Exchange gives every rank what each rank brought, by rank. Lengths may
 // differ. The caller owns all.
 func (g *Group) Exchange(ctx context.Context, mine []byte) (all [][]byte, err error) {
-	err = g.do(call{ctx: ctx, post: post{what: exchange, length: uint64(len(mine))}, mine: mine, all: &all})
+	err = g.do(call{ctx: ctx, post: post{What: exchange, Length: uint64(len(mine))}, mine: mine, all: &all})
 	if err != nil {
 		return nil, err
 	}
@@ -211,8 +212,7 @@ func (g *Group) Close() error {
 // group is broken they know better. The caller holds mu.
 func (g *Group) leave() {
 	if g.err == nil && !g.gone {
-		g.board.slots[g.rank].left.Store(1)
-		g.board.breakUp()
+		g.board.Leave(g.rank)
 		g.medium.ring()
 	}
 	g.gone = true
@@ -234,7 +234,7 @@ func (g *Group) breakUp(err error) bool {
 	close(g.failed)
 	g.changed.Broadcast()
 	if !g.gone {
-		g.board.breakUp()
+		g.board.Break()
 		g.medium.ring()
 	}
 	return true
@@ -318,26 +318,4 @@ func (g *Group) work(n uint64) {
 	g.queue = g.queue[:0]
 	g.running = false
 	g.changed.Broadcast()
-}
-
-// patience is how long a rank waits for the reason why another one has broken
-// the group, which comes by another way than the news.
-const patience = 5 * time.Second
-
-// cause is why a meeting of a broken group did not come about.
-func (g *Group) cause(p post, number uint64) error {
-	if err := g.Err(); err != nil {
-		return err
-	}
-	if left := g.board.ranks(func(s *slot) bool { return s.left.Load() != 0 }); left != nil {
-		return fmt.Errorf("local: %v (call %d): %s left", p, number, have(left))
-	}
-	timeout := time.NewTimer(patience)
-	defer timeout.Stop()
-	select {
-	case <-g.failed:
-		return g.Err()
-	case <-timeout.C:
-		return fmt.Errorf("local: %v (call %d): another rank has broken the group and has not said why", p, number)
-	}
 }

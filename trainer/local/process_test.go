@@ -75,7 +75,11 @@ func rank(ctx context.Context, role func(context.Context, *local.Group, string) 
 	if err != nil {
 		return err
 	}
-	err = role(ctx, g, name)
+	if f := openFile(); f != "" {
+		err = fmt.Errorf("open after Join: %s", f)
+	} else {
+		err = role(ctx, g, name)
+	}
 	if err != nil {
 		g.Fail(err)
 	}
@@ -109,11 +113,8 @@ func leftovers() string {
 	if err != nil || strings.Contains(string(maps), "memfd:shardfeed") {
 		return fmt.Sprintf("a mapping, %v", err)
 	}
-	files, _ := filepath.Glob("/proc/self/fd/*")
-	for _, f := range files {
-		if to, _ := os.Readlink(f); strings.Contains(to, "memfd:shardfeed") {
-			return "the file " + f
-		}
+	if f := openFile(); f != "" {
+		return f
 	}
 	for began := time.Now(); ; runtime.Gosched() { // one may be about to return
 		stacks := make([]byte, 1<<20)
@@ -125,6 +126,17 @@ func leftovers() string {
 			return fmt.Sprintf("a goroutine:\n%s", stacks)
 		}
 	}
+}
+
+// openFile is the file of shared memory, if this process has it open.
+func openFile() string {
+	files, _ := filepath.Glob("/proc/self/fd/*")
+	for _, f := range files {
+		if to, _ := os.Readlink(f); strings.Contains(to, "memfd:shardfeed") {
+			return "the file " + f
+		}
+	}
+	return ""
 }
 
 func runCase(ctx context.Context, g *local.Group, name string) error {

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/shardfeed/shardfeed/trainer"
+	"github.com/shardfeed/shardfeed/trainer/local/internal/board"
 )
 
 // Spawn runs f on size ranks, each a goroutine, and returns once all have
@@ -18,8 +19,8 @@ import (
 // failed, the others' collectives return an error that wraps its error, and
 // their context ends. f's group is closed for it when it returns.
 func Spawn(ctx context.Context, size int, f func(context.Context, *Group) error) error {
-	if size < 1 || size > maxRanks {
-		return fmt.Errorf("local: a group of %d ranks: 1 to %d are possible", size, maxRanks)
+	if size < 1 || size > board.MaxRanks {
+		return fmt.Errorf("local: a group of %d ranks: 1 to %d are possible", size, board.MaxRanks)
 	}
 	h := newHub(size)
 	ctx, h.cancel = context.WithCancelCause(ctx)
@@ -29,8 +30,6 @@ func Spawn(ctx context.Context, size int, f func(context.Context, *Group) error)
 		ranks.Go(func() { h.rank(ctx, g, f) })
 	}
 	ranks.Wait()
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	return h.cause
 }
 
@@ -76,14 +75,13 @@ type hub struct {
 	arenas []arena
 	bells  []chan struct{}
 	cancel context.CancelCauseFunc
-
-	mu    sync.Mutex
-	cause error // the first
+	failed sync.Once
+	cause  error // the first
 }
 
 func newHub(size int) *hub {
 	h := &hub{arenas: make([]arena, size), cancel: func(error) {}}
-	b := newBoard(size)
+	b := board.New(size)
 	for rank := range size {
 		h.bells = append(h.bells, make(chan struct{}, 1))
 		h.groups = append(h.groups, newGroup(rank, size, b, seat{h, rank}))
@@ -116,22 +114,15 @@ func (s seat) sleep(ctx context.Context, _ uint32) {
 }
 
 func (s seat) tell(err error) {
-	cause := &failure{s.rank, err}
-	s.mu.Lock()
-	first := s.cause == nil
-	if first {
-		s.cause = cause
-	}
-	s.mu.Unlock()
-	if !first {
-		return
-	}
-	for rank, g := range s.groups {
-		if rank != s.rank {
-			g.fail(cause)
+	s.failed.Do(func() {
+		s.cause = &failure{s.rank, err}
+		for rank, g := range s.groups {
+			if rank != s.rank {
+				g.fail(s.cause)
+			}
 		}
-	}
-	s.cancel(cause)
+		s.cancel(s.cause)
+	})
 }
 
 func (s seat) close() error { return nil }
@@ -145,62 +136,51 @@ func (s seat) alloc(n int) (trainer.Host, error) {
 
 func (s seat) offset(v trainer.Host) (uint64, bool) { return s.arenas[s.rank].offset(v) }
 
-func (s seat) span(rank int, off, n uint64) trainer.Host { return s.arenas[rank].span(off, n) }
+func (s seat) span(rank int, off, n uint64) []float32 { return s.arenas[rank].span(off, n) }
 
 // arena is a rank's memory: pieces of the Go heap, which is the memory that
-// the race detector watches, with offsets as if they were one.
+// the race detector watches. An offset is the piece's number and the offset in
+// the piece.
 type arena struct {
 	mu     sync.RWMutex
-	pieces []piece
-	end    uint64
+	pieces []trainer.Host
 }
 
-type piece struct {
-	start uint64
-	mem   trainer.Host
-}
+const pieceShift = 36 // a piece has up to arenaBytes
 
 func (a *arena) alloc(n int) trainer.Host {
 	mem := trainer.Host(aligned(n))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.pieces = append(a.pieces, piece{a.end, mem})
-	a.end = place(a.end + 4*uint64(n))
+	a.pieces = append(a.pieces, mem)
 	return mem
 }
 
 func (a *arena) offset(v trainer.Host) (uint64, bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	for _, p := range a.pieces {
-		if off, ok := within(v, p.mem); ok {
-			return p.start + off, true
+	for i, p := range a.pieces {
+		if off, ok := within(v, p); ok {
+			return uint64(i)<<pieceShift + off, true
 		}
 	}
 	return 0, false
 }
 
-func (a *arena) span(off, n uint64) trainer.Host {
+func (a *arena) span(off, n uint64) []float32 {
+	if n == 0 {
+		return nil
+	}
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	for _, p := range a.pieces {
-		if from := (off - p.start) / 4; off >= p.start && from+n <= uint64(len(p.mem)) {
-			return p.mem[from : from+n : from+n]
-		}
-	}
-	panic("local: a rank posted a span that it does not have")
+	from := off % (1 << pieceShift) / 4
+	return a.pieces[off>>pieceShift][from : from+n]
 }
 
-// alignment is that of spans, in bytes: a cache line.
-const alignment = 64
-
-// place is the next multiple of the alignment.
-func place(off uint64) uint64 { return (off + alignment - 1) &^ (alignment - 1) }
-
-// aligned is n values at a multiple of the alignment.
+// aligned is n values at a multiple of 64 bytes.
 func aligned(n int) []float32 {
-	mem := make([]float32, n+alignment/4)
-	skip := int(-address(mem)%alignment) / 4
+	mem := make([]float32, n+15)
+	skip := int(-address(mem)%64) / 4
 	return mem[skip : skip+n : skip+n]
 }
 

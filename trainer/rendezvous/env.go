@@ -98,14 +98,11 @@ func (v *variables) world(relic int) World {
 	return w
 }
 
-// In place of a number.
 const (
-	unknown = -1 // it is missing or wrong, and that was said
-	needed  = -2 // nothing stands in for it
+	unknown  = -1      // in place of a number that is missing or wrong
+	needed   = -2      // as a stand-in: there is none
+	maxRanks = 1 << 20 // bounds what a mistyped WORLD_SIZE can cost
 )
-
-// maxRanks bounds what a mistyped WORLD_SIZE can cost.
-const maxRanks = 1 << 20
 
 // number is the value of a variable, from low to high. Where it is not set,
 // it is the one that stands in for it.

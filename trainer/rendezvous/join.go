@@ -120,17 +120,13 @@ func (s *Store) wait(ctx context.Context, waited string) error {
 // serve makes rank 0 the server of the others, and its first client.
 func (s *Store) serve(_ context.Context, hello message, _ string) (first message, err error) {
 	s.server = newServer(hello)
-	if s.world.Size > 1 {
-		listener, err := s.world.listen()
-		if err != nil {
-			return first, err
-		}
-		s.server.listen(listener)
-	}
 	ours, theirs := net.Pipe()
 	s.server.start(theirs)
 	s.link = &link{Conn: ours}
-	if first, err = s.greet(hello); err != nil {
+	if first, err = s.greet(hello); err == nil && s.world.Size > 1 {
+		err = s.server.listen(s.world) // after rank 0 has joined
+	}
+	if err != nil {
 		s.server.cancel()
 	}
 	return first, err

@@ -49,7 +49,11 @@ func newServer(hello message) *server {
 }
 
 // listen lets ranks in until close.
-func (s *server) listen(listener net.Listener) {
+func (s *server) listen(w World) error {
+	listener, err := w.listen()
+	if err != nil {
+		return err
+	}
 	context.AfterFunc(s.ctx, func() { listener.Close() })
 	s.running.Go(func() {
 		for {
@@ -64,6 +68,7 @@ func (s *server) listen(listener net.Listener) {
 			}
 		}
 	})
+	return nil
 }
 
 // start serves a connection, which it owns.
@@ -92,7 +97,7 @@ func (s *server) serve(l *link) {
 	}
 	l.send(message{Kind: "accepted", Host: s.hello.Host, PID: s.hello.PID})
 	if all {
-		s.tell(message{Kind: "start", Host: s.hello.Host, PID: s.hello.PID}, nil)
+		s.tell(message{Kind: "start", Host: s.hello.Host, PID: s.hello.PID})
 	}
 	for !m.left.Load() {
 		msg, err := read(l, maxMessage)
@@ -171,8 +176,8 @@ func (s *server) depart(m *member) {
 	}
 }
 
-// fail tells all that a member has failed, if it is the first; the member
-// itself last, as the sign that it may go.
+// fail tells all that a member has failed, if it is the first; then the member
+// itself, and rank 0 last: once it knows it may end, and the server with it.
 func (s *server) fail(m *member, words string) {
 	s.mu.Lock()
 	if s.failure != nil {
@@ -186,20 +191,21 @@ func (s *server) fail(m *member, words string) {
 	s.end()
 	s.mu.Unlock()
 	msg := message{Kind: "failed", Rank: m.Rank, Host: m.Host, PID: m.PID, Words: words}
-	s.tell(msg, m)
+	s.tell(msg, m, s.members[0])
 	m.send(msg)
+	s.members[0].send(msg)
 	s.telling.Done()
 }
 
-// tell sends a message to all members but one side by side, so that one that
+// tell sends a message to all members but some side by side, so that one that
 // does not read keeps none of the others waiting.
-func (s *server) tell(msg message, but *member) {
+func (s *server) tell(msg message, but ...*member) {
 	s.mu.Lock()
 	members := slices.Clone(s.members)
 	s.mu.Unlock()
 	var sending sync.WaitGroup
 	for _, m := range members {
-		if m != nil && m != but {
+		if m != nil && !slices.Contains(but, m) {
 			sending.Go(func() { m.send(msg) })
 		}
 	}

@@ -1,6 +1,8 @@
 package rendezvous
 
 import (
+	"errors"
+	"io"
 	"net"
 	"os"
 	"strconv"
@@ -73,6 +75,28 @@ func TestNoListenerHandedDown(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "is no open listener") || !strings.Contains(err.Error(), "SHARDFEED_LISTEN_FD") {
 			t.Errorf("%d: %v", fd, err)
 		}
+	}
+}
+
+// The launcher learns which rank was the first.
+func TestReport(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	world := worlds(t, 3)
+	world[0].ReportFD = int(write.Fd())
+	all := join(soon(t), world...)
+	all[2].link.Close()
+	<-all[0].Failed()
+	all[1].Fail(errors.New("disk full"))
+	for _, j := range all {
+		j.Close()
+	}
+	write.Close()
+	if text, err := io.ReadAll(read); err != nil || string(text) != "2\n" {
+		t.Errorf("%q, %v", text, err)
 	}
 }
 

@@ -9,6 +9,6 @@ import (
 
 func userTimeout(*net.TCPConn, time.Duration) {} // keepalive alone finds dead machines
 
-func closeOnExec(int) {} // no launcher hands down a file descriptor
+func closeOnExec(int) {} // the listener is inheritable until Join
 
-func report(int, string) {}
+func report(int, string) {} // the launcher goes by time alone

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -258,6 +257,20 @@ func TestGetEnds(t *testing.T) {
 	}
 }
 
+// Rank 0 is told last: it may end at once, and that must not be what the
+// others learn of.
+func TestRank0ToldLast(t *testing.T) {
+	for range 50 {
+		all := stores(t, 4)
+		go func() {
+			<-all[0].Failed()
+			die(all[0])
+		}()
+		all[2].link.Close()
+		told(t, []*Store{all[1], all[3]}, 2, "")
+	}
+}
+
 // die ends all connections of rank 0 as the end of its process does: without
 // a message.
 func die(zero *Store) {
@@ -321,28 +334,6 @@ func TestFailTogether(t *testing.T) {
 		for _, s := range all {
 			s.link.Close()
 		}
-	}
-}
-
-// The launcher learns which rank was the first.
-func TestReport(t *testing.T) {
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer read.Close()
-	world := worlds(t, 3)
-	world[0].ReportFD = int(write.Fd())
-	all := join(soon(t), world...)
-	all[2].link.Close()
-	<-all[0].Failed()
-	all[1].Fail(errors.New("disk full"))
-	for _, j := range all {
-		j.Close()
-	}
-	write.Close()
-	if text, err := io.ReadAll(read); err != nil || string(text) != "2\n" {
-		t.Errorf("%q, %v", text, err)
 	}
 }
 
@@ -457,17 +448,23 @@ func TestCloseAfterFailure(t *testing.T) {
 	})
 }
 
-// A rank that does not read, as when it is stopped, keeps the others from
-// nothing.
+// A rank that does not read, as when it is stopped, does not keep the others
+// from learning of a failure; rank 0, which is told last, not for ever.
 func TestStoppedRank(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		all := fake(t, 3, 1)
+		all := fake(t, 4, 1)
 		began := time.Now()
 		go all[2].Fail(errors.New("disk full"))
-		<-all[0].Failed()
+		<-all[3].Failed()
 		if time.Since(began) != 0 {
+			t.Errorf("rank 3 was told after %v", time.Since(began))
+		}
+		<-all[0].Failed()
+		if time.Since(began) > patience {
 			t.Errorf("rank 0 was told after %v", time.Since(began))
 		}
+		all[2].Close()
+		all[3].Close()
 		if err := all[0].Close(); !strings.Contains(fmt.Sprint(err), "disk full") || time.Since(began) > 2*patience {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}

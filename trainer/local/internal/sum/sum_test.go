@@ -1,13 +1,12 @@
-package local
+package sum
 
 import (
 	"encoding/binary"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/viterin/vek/vek32"
-
-	"github.com/shardfeed/shardfeed/trainer"
 )
 
 // Every value is in exactly one rank's part, no two ranks write to one cache
@@ -18,21 +17,21 @@ func FuzzPart(f *testing.F) {
 	f.Add(uint32(100), uint16(3))
 	f.Add(uint32(1<<20+1), uint16(7))
 	f.Fuzz(func(t *testing.T, n uint32, size uint16) {
-		if size == 0 || size > maxRanks {
+		if size == 0 || size > 1024 {
 			return
 		}
-		end, least, most := uint64(0), uint64(math.MaxUint64), uint64(0)
+		end, least, most := 0, math.MaxInt, 0
 		for rank := range int(size) {
-			lo, hi := part(uint64(n), rank, int(size))
+			lo, hi := Part(int(n), rank, int(size))
 			if lo != end || hi < lo {
-				t.Fatalf("part(%d, %d, %d) is %d … %d, the one before ended at %d", n, rank, size, lo, hi, end)
+				t.Fatalf("Part(%d, %d, %d) is %d … %d, the one before ended at %d", n, rank, size, lo, hi, end)
 			}
-			if lo%line != 0 && lo != uint64(n) {
-				t.Fatalf("part(%d, %d, %d) begins at %d, inside a line", n, rank, size, lo)
+			if lo%line != 0 && lo != int(n) {
+				t.Fatalf("Part(%d, %d, %d) begins at %d, inside a line", n, rank, size, lo)
 			}
 			end, least, most = hi, min(least, hi-lo), max(most, hi-lo)
 		}
-		if end != uint64(n) || most-least >= 2*line {
+		if end != int(n) || most-least >= 2*line {
 			t.Fatalf("%d parts of %d end at %d and have %d to %d values", size, n, end, least, most)
 		}
 	})
@@ -77,12 +76,44 @@ func sameBits(a, b float32) bool {
 // An infinity or a NaN on one rank reaches all, and -0 sums as IEEE 754 says.
 func TestSpecialValues(t *testing.T) {
 	inf, nan, negative := float32(math.Inf(1)), float32(math.NaN()), float32(math.Copysign(0, -1))
-	s := sum{spans: []trainer.Host{{inf, inf, 1, negative, negative}, {1, -inf, nan, negative, 0}}}
-	s.block(0, 5, 1)
-	for rank, got := range s.spans {
+	spans := [][]float32{{inf, inf, 1, negative, negative}, {1, -inf, nan, negative, 0}}
+	new(Scratch).Spans(spans, 1)
+	for rank, got := range spans {
 		for i, want := range []float32{inf, nan, nan, negative, 0} {
 			if !sameBits(got[i], want) {
 				t.Errorf("rank %d: value %d is %v, want %v", rank, i, got[i], want)
+			}
+		}
+	}
+}
+
+// The slow twin: one value at a time, in the order of the ranks.
+func TestSpans(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{0, 1, 7, 8, 9, block - 1, block, block + 1, 3*block + 5} {
+		for ranks := 1; ranks <= 5; ranks++ {
+			for _, scale := range []float32{1, 1 / float32(ranks), 0.1} {
+				spans, want := make([][]float32, ranks), make([]float32, n)
+				for rank := range spans {
+					spans[rank] = make([]float32, n)
+					for i := range n {
+						x := float32(math.Ldexp(r.NormFloat64(), r.IntN(40)-20))
+						spans[rank][i] = x
+						if rank == 0 {
+							want[i] = x * scale
+						} else {
+							want[i] += float32(x * scale) // the conversion keeps it out of a fused multiply-add
+						}
+					}
+				}
+				new(Scratch).Spans(spans, scale)
+				for rank, got := range spans {
+					for i := range n {
+						if !sameBits(got[i], want[i]) {
+							t.Fatalf("%d ranks, scale %v: rank %d's value %d of %d is %v, want %v", ranks, scale, rank, i, n, got[i], want[i])
+						}
+					}
+				}
 			}
 		}
 	}

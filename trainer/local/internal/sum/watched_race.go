@@ -1,6 +1,6 @@
 //go:build race
 
-package local
+package sum
 
 // The race detector sees what Go code does to memory, not what assembly does.
 const watched = true
