@@ -75,7 +75,7 @@ a variable over the file.`,
 
 func (o *trainOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.nproc, "nproc", 2, "ranks to start on this machine")
-	f.IntVar(&o.epochs, "epochs", 5, "passes over the training data")
+	f.IntVar(&o.epochs, "epochs", 4, "passes over the training data")
 	f.IntVar(&o.steps, "steps", 0, "stop after so many global steps, counted from the beginning of the run (0: at the end)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "samples of a step, over all ranks")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of the order and of the model's first values")
