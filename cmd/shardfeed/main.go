@@ -65,10 +65,15 @@ func newRoot() *cobra.Command {
 }
 
 // interruptible ends the context of a command that has something to clean up
-// at the first SIGINT or SIGTERM; the second kills it.
+// at the first SIGINT, SIGTERM or SIGHUP; the second kills it. A SIGHUP that
+// nohup lets it ignore stays ignored.
 func interruptible(body func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
 	return func(cmd *cobra.Command, args []string) error {
-		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		ctx, stop := signal.NotifyContext(cmd.Context(), signals...)
 		defer stop()
 		context.AfterFunc(ctx, stop)
 		cmd.SetContext(ctx)

@@ -324,8 +324,31 @@ func TestExits(t *testing.T) {
 	}
 }
 
-// The ranks find each other, and a run that ends well is no error.
+// The ranks find each other, and a run that ends well is no error. Run leaves
+// no file descriptor open and no child behind, not even one to be reaped.
 func TestWell(t *testing.T) {
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	cfg := config("exit", 2, "0", "0")
+	before := 0
+	for range 3 {
+		if err := Run(t.Context(), cfg); err != nil {
+			t.Error(err)
+		}
+		if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); err != syscall.ECHILD {
+			t.Errorf("a child is left: %d, %v", pid, err)
+		}
+		if n := descriptors(); before == 0 {
+			before = n // what the runtime opens once is open now
+		} else if n > before {
+			t.Errorf("%d descriptors after a run, %d before", n, before)
+		}
+	}
 	for nproc := 1; nproc <= 4; nproc++ {
 		s := start(t, config("well", nproc))
 		if got := s.ranks(nproc); len(got) != nproc {
@@ -533,6 +556,7 @@ func launcher(t testing.TB, role string, args ...string) (*output, *exec.Cmd) {
 	cmd := exec.Command("/proc/self/exe", append([]string{role}, args...)...)
 	cmd.Env = append(os.Environ(), "ROLE=launcher")
 	cmd.Stdout = write
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -553,22 +577,37 @@ func TestLauncherKilled(t *testing.T) {
 				t.Errorf("keepers: %v", keepers)
 			}
 			out.pids = append(out.pids, keepers...)
-			cmd.Process.Kill()
+			syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its whole group
 			out.end()
 		})
 	}
+}
+
+// killKeeper kills the launcher's keeper.
+func killKeeper(t *testing.T, launcher int) {
+	t.Helper()
+	for _, keeper := range children(t, launcher, "shardfeed-keeper") {
+		syscall.Kill(keeper, syscall.SIGKILL)
+		if !gone(keeper) {
+			t.Errorf("the keeper %d is left", keeper)
+		}
+	}
+}
+
+// Where the keeper is killed as well, the kernel still kills the ranks.
+func TestLauncherKilledWithoutKeeper(t *testing.T) {
+	out, cmd := launcher(t, "stubborn")
+	out.ranks(2)
+	killKeeper(t, cmd.Process.Pid)
+	cmd.Process.Kill()
+	out.end()
 }
 
 // The keeper is no rank's parent: where it is killed, the run goes on.
 func TestKeeperKilled(t *testing.T) {
 	out, cmd := launcher(t, "polite")
 	out.ranks(2)
-	for _, keeper := range children(t, cmd.Process.Pid, "shardfeed-keeper") {
-		syscall.Kill(keeper, syscall.SIGKILL)
-		if !gone(keeper) {
-			t.Errorf("the keeper %d is left", keeper)
-		}
-	}
+	killKeeper(t, cmd.Process.Pid)
 	cmd.Process.Signal(os.Interrupt)
 	if _, words := out.next("returned"); words != "launch: the ranks were told to end: interrupt signal received" {
 		t.Error(words)
@@ -576,8 +615,7 @@ func TestKeeperKilled(t *testing.T) {
 	out.end()
 }
 
-// A signal to the launcher's whole group, as from a terminal, or to the keeper
-// alone does not end the keeper.
+// No signal but SIGKILL ends the keeper.
 func TestKeeperStays(t *testing.T) {
 	out, cmd := launcher(t, "parent that holds")
 	out.ranks(2)

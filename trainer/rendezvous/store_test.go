@@ -189,40 +189,29 @@ func TestValues(t *testing.T) {
 
 // A Get that gives up leaves nothing behind that grows, and the next one gets the value.
 func TestGetGivesUp(t *testing.T) {
-	all := stores(t, 2)
-	ctx, cancel := context.WithCancel(t.Context())
-	for range 100 {
-		getting := make(chan error)
-		go func() {
-			_, err := all[1].Get(ctx, "key")
-			getting <- err
-		}()
-		cancel()
-		if err := <-getting; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `"key"`) {
+	synctest.Test(t, func(t *testing.T) {
+		all := fake(t, 2)
+		for range 10 {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("too long"))
+			if _, err := all[1].Get(ctx, "key"); err == nil || err.Error() != `rendezvous: key "key": too long` {
+				t.Error(err)
+			}
+			cancel()
+		}
+		server := all[0].server
+		server.mu.Lock()
+		if n := len(server.waiting["key"]); n != 1 {
+			t.Errorf("rank 1 waits %d times", n)
+		}
+		server.mu.Unlock()
+		if err := all[0].Set(t.Context(), "key", []byte("value")); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel = context.WithCancel(t.Context())
-	}
-	cancel()
-	if err := all[1].Set(soon(t), "other", nil); err != nil { // behind all the gets
-		t.Fatal(err)
-	}
-	if _, err := all[0].Get(soon(t), "other"); err != nil {
-		t.Fatal(err)
-	}
-	server := all[0].server
-	server.mu.Lock()
-	if n := len(server.waiting["key"]); n > 1 {
-		t.Errorf("rank 1 waits %d times", n)
-	}
-	server.mu.Unlock()
-	if err := all[0].Set(soon(t), "key", []byte("value")); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := all[1].Get(soon(t), "key"); err != nil || string(got) != "value" {
-		t.Errorf("%q, %v", got, err)
-	}
-	closeAll(t, all)
+		if got, err := all[1].Get(t.Context(), "key"); err != nil || string(got) != "value" {
+			t.Errorf("%q, %v", got, err)
+		}
+		closeAll(t, all)
+	})
 }
 
 // A Get that waits fails with the Store.
@@ -471,5 +460,51 @@ func TestStoppedRank(t *testing.T) {
 		if _, err := all[1].link.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("the connection is still open: %v", err)
 		}
+	})
+}
+
+// Where rank 0 closes meanwhile, the others still learn who has failed.
+func TestFailureWhileRank0Closes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := fake(t, 3, 1)
+		go all[0].Close()
+		synctest.Wait()
+		all[2].link.Close()
+		time.Sleep(patience / 2) // rank 1 is busy
+		m, err := read(all[1].link, maxMessage)
+		if err != nil || m.Kind != "failed" || m.Rank != 2 {
+			t.Errorf("%+v, %v", m, err)
+		}
+		all[1].link.Close()
+	})
+}
+
+// A stranger that says nothing is hung up on.
+func TestSilentStranger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := newServer(message{Size: 2})
+		ours, theirs := net.Pipe()
+		server.start(theirs)
+		began := time.Now()
+		if _, err := ours.Read(make([]byte, 1)); err != io.EOF || time.Since(began) != patience {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		server.cancel()
+	})
+}
+
+// Who comes after a failure learns of it.
+func TestJoinAfterFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := newServer(message{Version: version, Size: 2})
+		server.failure = &RankError{Rank: 0, Host: "host", PID: 1, Words: "disk full"}
+		ours, theirs := net.Pipe()
+		server.start(theirs)
+		s := &Store{link: &link{Conn: ours}}
+		m, err := s.greet(message{Kind: "hello", Version: version, Size: 2, Rank: 1})
+		if err != nil || m.Kind != "refused" || m.Words != "rank 0 (host, pid 1) failed: disk full" {
+			t.Errorf("%+v, %v", m, err)
+		}
+		server.cancel()
 	})
 }
