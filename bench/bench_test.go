@@ -73,8 +73,8 @@ func (w workload) steps(b *testing.B) func() batch.Step {
 	}
 }
 
-// Gather: rows in random order from the mapping into a slab, beside memcpy of
-// as many bytes at random and beside one memcpy of the whole batch.
+// Gather: rows in random order, with their labels, from the mapping into a
+// slab, beside memcpy of rows of the same bytes in the same order.
 func BenchmarkGather(b *testing.B) {
 	for _, w := range workloads {
 		bytes := w.batch * batch.Field{Type: batch.Uint8, Shape: w.shape}.RowBytes()
@@ -118,18 +118,20 @@ func BenchmarkEmptyFetch(b *testing.B) {
 		}
 	}
 	fetch := func(context.Context, batch.Step) (*batch.Batch, error) { return nil, nil }
-	b.Run("loader", func(b *testing.B) {
-		b.ReportAllocs()
-		n := 0
-		for _, err := range loader.New(plan, fetch, loader.Config{}).Epoch(b.Context(), 0, 0) {
-			if err != nil {
-				b.Fatal(err)
+	for workers := 1; workers <= 2; workers++ {
+		b.Run(fmt.Sprintf("loader/workers %d", workers), func(b *testing.B) {
+			b.ReportAllocs()
+			n := 0
+			for _, err := range loader.New(plan, fetch, loader.Config{Workers: workers}).Epoch(b.Context(), 0, 0) {
+				if err != nil {
+					b.Fatal(err)
+				}
+				if n++; n >= b.N {
+					break
+				}
 			}
-			if n++; n >= b.N {
-				break
-			}
-		}
-	})
+		})
+	}
 	b.Run("plain loop", func(b *testing.B) {
 		b.ReportAllocs()
 		n := 0
@@ -319,28 +321,4 @@ func examples(b *pinned.Batch) (nn.Examples, error) {
 		labels = append(labels, int(label))
 	}
 	return nn.Examples{Pixels: b.Column("image").Data, Labels: labels, Rows: b.Rows()}, nil
-}
-
-// An index of a shuffled order: Keyed at any position, Torch after its
-// permutation of the epoch has been made.
-func BenchmarkOrder(b *testing.B) {
-	b.Run("keyed/index of 1e9", func(b *testing.B) {
-		at, pos := sampler.Keyed(1_000_000_000).Epoch(1, 0), 0
-		b.ReportAllocs()
-		for b.Loop() {
-			pos = at(pos)
-		}
-	})
-	b.Run("keyed/epoch of 1e9", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			sampler.Keyed(1_000_000_000).Epoch(1, 0)
-		}
-	})
-	b.Run("torch/epoch of 1e6", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			sampler.Torch(1_000_000).Epoch(1, 0)
-		}
-	})
 }
