@@ -13,6 +13,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// Each process built with -race waits a second at its end, unless told otherwise.
+	os.Setenv("GORACE", "atexit_sleep_ms=10 "+os.Getenv("GORACE"))
 	testscript.Main(m, map[string]func(){"shardfeed": main, "rank": rank})
 }
 

@@ -11,13 +11,15 @@ import (
 	"strings"
 )
 
+var errBusy = errors.New("another process holds it")
+
 // Dir is a hidden directory beside the one that it becomes. It is locked while
 // its process lives, so that what a killed process has left is told from what
 // another one is writing.
 type Dir struct {
 	Name string // where it is; the caller makes files in it
 
-	lock *os.File
+	lock *os.File // nil where nothing is locked
 }
 
 // New makes one for target, and the directories above it, after it has removed
@@ -30,76 +32,77 @@ func New(target string) (*Dir, error) {
 	if err := os.MkdirAll(parent, 0o777); err != nil {
 		return nil, err
 	}
-	siblings, err := os.ReadDir(parent)
-	if err != nil {
+	if err := sweep(parent, "."+base+".tmp-"); err != nil {
 		return nil, err
 	}
-	for _, old := range siblings {
-		if !strings.HasPrefix(old.Name(), "."+base+".tmp-") {
-			continue
-		}
-		if d, err := lockDir(filepath.Join(parent, old.Name())); err == nil {
-			d.Remove() // what is in the way is swept another time
-		}
-	}
 	for range 10 {
-		name := filepath.Join(parent, fmt.Sprintf(".%s.tmp-%08x", base, rand.Uint32()))
-		if err := os.Mkdir(name, 0o777); err != nil {
+		d := &Dir{Name: filepath.Join(parent, fmt.Sprintf(".%s.tmp-%08x", base, rand.Uint32()))}
+		err := os.Mkdir(d.Name, 0o777)
+		if err != nil {
 			return nil, err
 		}
-		// Another process may sweep it before it is locked.
-		d, err := lockDir(name)
-		if err != nil {
-			continue
+		// Until it is locked another process may sweep it.
+		d.lock, err = lock(d.Name)
+		if err == nil {
+			_, err = os.Stat(d.Name)
 		}
-		if _, err := os.Stat(name); err == nil {
+		if err == nil {
 			return d, nil
 		}
-		d.lock.Close()
+		if !errors.Is(err, errBusy) && !errors.Is(err, fs.ErrNotExist) {
+			return nil, errors.Join(err, d.Remove())
+		}
+		d.unlock()
 	}
 	return nil, fmt.Errorf("%s: other processes remove its temporary directories again and again", target)
 }
 
-func lockDir(name string) (*Dir, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
+// sweep removes the directories with a prefix that no process holds.
+func sweep(parent, prefix string) error {
+	siblings, err := os.ReadDir(parent)
+	if err != nil || !canLock {
+		return err
 	}
-	if err := lock(f); err != nil {
-		f.Close()
-		return nil, err
+	for _, old := range siblings {
+		if !strings.HasPrefix(old.Name(), prefix) || !old.IsDir() {
+			continue
+		}
+		d := &Dir{Name: filepath.Join(parent, old.Name())}
+		if d.lock, err = lock(d.Name); err == nil {
+			d.Remove() // what is in the way is swept another time
+		}
 	}
-	return &Dir{name, f}, nil
+	return nil
 }
 
 // Rename makes the directory the target, durably, if its files are on the disk.
 // A directory there that is empty gives way; one that is not is an error of
-// fs.ErrExist.
+// fs.ErrExist, and so is a file. After an error of Rename the caller calls
+// Remove.
 func (d *Dir) Rename(target string) error {
 	if err := syncDir(d.Name); err != nil {
 		return err
 	}
 	if old, err := os.Lstat(target); err == nil && old.IsDir() {
-		if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
+		os.Remove(target) // if it is empty: os.Rename does not do that
+	}
+	if _, err := os.Lstat(target); err == nil {
+		return fmt.Errorf("%s is there already: %w", target, fs.ErrExist)
 	}
 	if err := os.Rename(d.Name, target); err != nil {
 		return err
 	}
-	return errors.Join(syncDir(filepath.Dir(target)), d.lock.Close())
+	return errors.Join(syncDir(filepath.Dir(target)), d.unlock())
 }
 
 // Remove removes the directory with its files.
-func (d *Dir) Remove() error {
-	return errors.Join(os.RemoveAll(d.Name), d.lock.Close())
-}
+func (d *Dir) Remove() error { return errors.Join(os.RemoveAll(d.Name), d.unlock()) }
 
-func syncDir(name string) error {
-	d, err := os.Open(name)
-	if err != nil {
-		return err
+func (d *Dir) unlock() error {
+	if d.lock == nil {
+		return nil
 	}
-	defer d.Close()
-	return syncFile(d)
+	err := d.lock.Close()
+	d.lock = nil
+	return err
 }

@@ -39,7 +39,7 @@ pinned  < x internal/mmap
 trainer <
 
 loader/arrowipc                  < x internal/atomicdir internal/manifest loader/arrowipc/internal/ipcfile github.com/apache/arrow/go/v15
-loader/arrowipc/internal/ipcfile < x internal/mmap github.com/apache/arrow/go/v15 github.com/google/flatbuffers
+loader/arrowipc/internal/ipcfile < x internal/mmap github.com/google/flatbuffers
 
 trainer/optim      < x trainer github.com/viterin/vek
 trainer/checkpoint < x trainer

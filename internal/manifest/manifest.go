@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/shardfeed/shardfeed/batch"
@@ -30,7 +30,8 @@ type Manifest struct {
 	Schema  []batch.Field `json:"schema"` // all columns of each shard
 	Shards  []Shard       `json:"shards"` // in order
 
-	name string
+	name   string
+	byName map[string]*Shard
 }
 
 // Shard is a file.
@@ -41,24 +42,38 @@ type Shard struct {
 	CRC32C string `json:"crc32c"` // of all bytes, 8 hexadecimal digits
 }
 
-// Read reads dir's index.json. It wraps fs.ErrNotExist where there is none.
+// Read reads dir's index.json. An error is an *fs.PathError; it wraps
+// fs.ErrNotExist where there is none.
 func Read(dir string) (*Manifest, error) {
 	name := filepath.Join(dir, Name)
+	m, err := read(name)
+	if err != nil {
+		if path, ok := errors.AsType[*fs.PathError](err); ok {
+			err = path.Err
+		}
+		return nil, &fs.PathError{Op: "manifest:", Path: name, Err: err}
+	}
+	m.name = name
+	return m, nil
+}
+
+func read(name string) (*Manifest, error) {
+	// Opening what is no file, such as a pipe, may wait for ever.
+	if info, err := os.Stat(name); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, errors.New("not a file")
+	}
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("manifest: %w", err)
+		return nil, err
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	if err != nil {
-		return nil, fmt.Errorf("manifest: %w", err)
+		return nil, err
 	}
-	idx, err := parse(text)
-	if err != nil {
-		return nil, fmt.Errorf("manifest: %s: %w", name, err)
-	}
-	idx.name = name
-	return idx, nil
+	return parse(text)
 }
 
 func parse(text []byte) (*Manifest, error) {
@@ -83,49 +98,47 @@ func parse(text []byte) (*Manifest, error) {
 	if _, err := batch.NewLayout(idx.Schema, 1); err != nil {
 		return nil, fmt.Errorf("schema: %w", err)
 	}
-	seen := map[string]bool{}
-	for _, s := range idx.Shards {
+	idx.byName = make(map[string]*Shard, len(idx.Shards))
+	for i := range idx.Shards {
+		s := &idx.Shards[i]
 		switch {
 		case s.Name == "" || s.Name == "." || s.Name == ".." || strings.ContainsAny(s.Name, `/\`):
 			return nil, fmt.Errorf("%q is not the name of a file beside it", s.Name)
-		case seen[s.Name]:
+		case idx.byName[s.Name] != nil:
 			return nil, fmt.Errorf("%s is listed twice", s.Name)
 		case s.Rows < 0 || s.Bytes < 0:
 			return nil, fmt.Errorf("%s: %d rows, %d bytes", s.Name, s.Rows, s.Bytes)
 		}
-		seen[s.Name] = true
+		idx.byName[s.Name] = s
 	}
 	return idx, nil
 }
 
-// Complete compares the files of a directory, by path, with the manifest.
-func (m *Manifest) Complete(files []string) error {
-	var errs []error
+// Missing is the paths of the shards that are not among the files of the
+// directory.
+func (m *Manifest) Missing(files []string) (paths []string) {
+	if m == nil {
+		return nil
+	}
 	have := map[string]bool{}
 	for _, file := range files {
 		have[filepath.Base(file)] = true
-		if m.Find(file) == nil {
-			errs = append(errs, fmt.Errorf("manifest: %s is not listed in %s: remove one of the two", file, m.name))
-		}
 	}
 	for _, s := range m.Shards {
 		if !have[s.Name] {
-			errs = append(errs, fmt.Errorf("manifest: %s is missing: %s lists it", filepath.Join(filepath.Dir(m.name), s.Name), m.name))
+			paths = append(paths, filepath.Join(filepath.Dir(m.name), s.Name))
 		}
 	}
-	return errors.Join(errs...)
+	return paths
 }
 
-// Find is what the manifest says of a file, nil where it does not list it.
+// Find is what the manifest, one from Read, says of a file; nil where it does
+// not list it, and where there is no manifest.
 func (m *Manifest) Find(file string) *Shard {
 	if m == nil {
 		return nil
 	}
-	i := slices.IndexFunc(m.Shards, func(s Shard) bool { return s.Name == filepath.Base(file) })
-	if i < 0 {
-		return nil
-	}
-	return &m.Shards[i]
+	return m.byName[filepath.Base(file)]
 }
 
 // Path is where the manifest was read.

@@ -66,8 +66,8 @@ func TestAnonymous(t *testing.T) {
 		if len(b) != n || bytes.Count(b, []byte{0}) != n {
 			t.Errorf("%d bytes: got %d, not all zero", n, len(b))
 		}
-		if at := uintptr(unsafe.Pointer(&b[0])); at%64 != 0 {
-			t.Errorf("%d bytes lie at %#x, no multiple of 64", n, at)
+		if at := uintptr(unsafe.Pointer(&b[0])); at%uintptr(os.Getpagesize()) != 0 {
+			t.Errorf("%d bytes lie at %#x, not at the beginning of a page", n, at)
 		}
 		for i := range b {
 			b[i] = byte(i)

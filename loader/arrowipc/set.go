@@ -23,6 +23,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/shardfeed/shardfeed/batch"
 	"github.com/shardfeed/shardfeed/internal/manifest"
@@ -52,9 +53,11 @@ type Options struct {
 type Set struct {
 	opts   Options
 	fields []batch.Field
+	sizes  []int // bytes of a row of each
 	shards []shard
 	parts  []part // record batches that have rows, in order
 	rows   int
+	stride int // rows of the largest record batch
 
 	mu     sync.RWMutex // held for reading while rows are copied
 	closed bool
@@ -70,134 +73,178 @@ type shard struct {
 // part is a record batch of a set.
 type part struct {
 	first, end int // rows of the set
-	shard      shard
-	batch      int      // its number in the shard
+	file       *ipcfile.File
+	batch      int      // its number in the file
 	columns    [][]byte // values of the chosen columns, in the mapping
 }
 
 // Open maps shards and finds their rows: path is a file, a glob pattern, or a
-// directory, of which it takes all files that end in .arrow. Shards are in the
-// order of their names and must have the same columns. Where a directory has
-// an index.json, names, sizes, rows and columns are compared with it.
+// directory, of which it takes the files that end in .arrow and do not begin
+// with a dot. Shards are in the order of their names and must have the same
+// columns. What an index.json beside a shard says of its size, rows and columns
+// must be so; where path is a directory, it must list all shards and no others.
 //
-// It reads little but the files' footers. The caller closes the Set.
+// Open reads little but the files' footers. The caller closes the Set.
 func Open(path string, opts Options) (*Set, error) {
-	names, idx, err := find(path)
+	names, known, err := find(path)
 	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(known.missing(names)...); err != nil {
 		return nil, err
 	}
 	s := &Set{opts: opts}
 	for _, name := range names {
-		if err := s.add(name, idx); err != nil {
+		if err := s.add(name, known); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
 	return s, nil
 }
 
-// find lists the shards at path, and the index that describes them, if any.
-func find(path string) (names []string, idx *manifest.Manifest, err error) {
+// find lists the shards at path.
+func find(path string) (names []string, known manifests, err error) {
+	known.read = map[string]*manifest.Manifest{}
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && info.IsDir():
-		if idx, err = manifest.Read(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, nil, err
+		entries, err := os.ReadDir(path)
+		if err != nil {
+			return nil, known, fmt.Errorf("arrowipc: %w", err)
 		}
-		if names, err = filepath.Glob(filepath.Join(escapeGlob(path), "*.arrow")); err != nil {
-			return nil, nil, fmt.Errorf("arrowipc: %w", err)
+		for _, e := range entries {
+			if name := e.Name(); strings.HasSuffix(name, ".arrow") && name[0] != '.' {
+				names = append(names, filepath.Join(path, name))
+			}
 		}
 		if len(names) == 0 {
-			return nil, nil, fmt.Errorf("arrowipc: no shards: directory %s has no file that ends in .arrow", path)
+			return nil, known, fmt.Errorf("arrowipc: no shards: directory %s has no file that ends in .arrow", path)
 		}
-		if idx != nil {
-			err = idx.Complete(names)
-		}
+		known.whole = true
 	case err == nil:
 		names = []string{path}
-		idx, err = manifest.Read(filepath.Dir(path))
 	case strings.ContainsAny(path, "*?["):
 		if names, err = filepath.Glob(path); err != nil {
-			return nil, nil, fmt.Errorf("arrowipc: pattern %s: %w", path, err)
+			return nil, known, fmt.Errorf("arrowipc: pattern %s: %w", path, err)
 		}
 		if len(names) == 0 {
-			return nil, nil, fmt.Errorf("arrowipc: no shards: no file matches %s", path)
+			return nil, known, fmt.Errorf("arrowipc: no shards: no file matches %s", path)
 		}
-		idx, err = manifest.Read(filepath.Dir(path))
 	default:
-		return nil, nil, fmt.Errorf("arrowipc: no shards: %w", err)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // files without an index
+		return nil, known, fmt.Errorf("arrowipc: no shards: %w", err)
 	}
 	slices.Sort(names)
-	return names, idx, err
+	return names, known, nil
 }
 
-// escapeGlob is the pattern that matches path alone.
-func escapeGlob(path string) string {
-	var b strings.Builder
-	for _, r := range path {
-		if strings.ContainsRune(`*?[\`, r) && !(r == '\\' && os.PathSeparator == '\\') {
-			b.WriteRune('\\')
-		}
-		b.WriteRune(r)
+// manifests are the index.json files beside shards.
+type manifests struct {
+	whole bool // the shards are all of a directory
+	read  map[string]*manifest.Manifest
+}
+
+// beside is the manifest in a file's directory, nil where there is none. One
+// that cannot be read is an error once and then counts as none.
+func (m manifests) beside(file string) (*manifest.Manifest, error) {
+	dir := filepath.Dir(file)
+	if idx, ok := m.read[dir]; ok {
+		return idx, nil
 	}
-	return b.String()
+	idx, err := manifest.Read(dir)
+	m.read[dir] = idx
+	if path, ok := errors.AsType[*fs.PathError](err); ok && !errors.Is(err, fs.ErrNotExist) {
+		return nil, &ipcfile.Error{File: path.Path, Batch: -1, Err: path.Err}
+	}
+	return idx, nil
 }
 
-// add opens a shard, compares it with what the index says of it, and appends
+// missing is an error for each file that a directory ought to have, and for a
+// manifest that cannot be read.
+func (m manifests) missing(names []string) (errs []error) {
+	if !m.whole {
+		return nil
+	}
+	idx, err := m.beside(names[0])
+	if err != nil {
+		return []error{err}
+	}
+	for _, file := range idx.Missing(names) {
+		errs = append(errs, &ipcfile.Error{File: file, Batch: -1, Err: fmt.Errorf("it is missing: %s lists it", idx.Path())})
+	}
+	return errs
+}
+
+// add opens a shard, compares it with what its manifest says of it, and appends
 // its rows.
-func (s *Set) add(name string, idx *manifest.Manifest) error {
+func (s *Set) add(name string, known manifests) error {
 	file, err := ipcfile.Open(name)
 	if err != nil {
 		return err
 	}
-	sh := shard{File: file}
-	s.shards = append(s.shards, sh) // Close will find it
-	columns, err := sh.Choose(s.opts.Columns)
+	s.shards = append(s.shards, shard{File: file}) // Close will find it
+	sh := &s.shards[len(s.shards)-1]
+	columns, err := file.Choose(s.opts.Columns)
 	if err != nil {
 		return err
 	}
+	fields := fieldsOf(columns)
 	if s.fields == nil {
-		s.fields = fieldsOf(columns)
+		s.fields = fields
+		for _, f := range fields {
+			s.sizes = append(s.sizes, f.RowBytes())
+		}
 	}
-	if err := sameFields(s.shards[0].Name, s.fields, name, fieldsOf(columns)); err != nil {
+	if err := sameFields(s.shards[0].Name, s.fields, name, fields); err != nil {
 		return err
 	}
-	if err := compare(sh.File, idx, s.opts.Checksums); err != nil {
+	idx, err := known.beside(name)
+	if err != nil {
 		return err
 	}
-	for k := range sh.Batches() {
-		values, rows, err := sh.Record(k, columns)
-		if err != nil {
-			return err
-		}
-		if s.rows+rows < s.rows {
-			return sh.At(k, errors.New("the rows of all shards are more than can be counted"))
-		}
-		if rows > 0 {
-			s.parts = append(s.parts, part{s.rows, s.rows + rows, sh, k, values})
-		}
-		s.rows, sh.rows = s.rows+rows, sh.rows+rows
+	entry := idx.Find(name)
+	switch {
+	case entry != nil:
+		err = compare(file, idx, entry, s.opts.Checksums)
+	case s.opts.Checksums:
+		err = file.Err(errors.New("there is no checksum to compare it with: no " + manifest.Name + " beside it lists it"))
+	case idx != nil && known.whole:
+		err = file.Err(fmt.Errorf("%s does not list it: remove one of the two", idx.Path()))
 	}
-	s.shards[len(s.shards)-1] = sh
-	if entry := idx.Find(name); entry != nil && entry.Rows != sh.rows {
-		return sh.Err(fmt.Errorf("it has %d rows, %d by %s", sh.rows, entry.Rows, idx.Path()))
+	if err != nil {
+		return err
+	}
+	if sh.rows, err = s.addRows(file, columns); err != nil {
+		return err
+	}
+	if entry != nil && entry.Rows != sh.rows {
+		return file.Err(fmt.Errorf("it has %d rows, %d by %s", sh.rows, entry.Rows, idx.Path()))
 	}
 	return nil
 }
 
-// compare compares a file's size and columns with what the index says of it,
-// and its bytes where sums says so. A file that the index does not list is not
-// its business.
-func compare(f *ipcfile.File, idx *manifest.Manifest, sums bool) error {
-	entry := idx.Find(f.Name)
-	switch {
-	case entry == nil && sums:
-		return f.Err(errors.New("there is no checksum to compare it with: " + manifest.Name + " beside it does not list it"))
-	case entry == nil:
-		return nil
-	case entry.Bytes != int64(len(f.Data)):
+// addRows appends the record batches of a file, and returns how many rows they
+// have.
+func (s *Set) addRows(file *ipcfile.File, columns []ipcfile.Column) (added int, err error) {
+	for k := range file.Batches() {
+		values, rows, err := file.Record(k, columns)
+		if err != nil {
+			return added, err
+		}
+		if s.rows+rows < s.rows {
+			return added, file.At(k, errors.New("the rows of all shards are more than can be counted"))
+		}
+		if rows > 0 {
+			s.parts = append(s.parts, part{s.rows, s.rows + rows, file, k, values})
+		}
+		added, s.rows, s.stride = added+rows, s.rows+rows, max(s.stride, rows)
+	}
+	return added, nil
+}
+
+// compare compares a file's size and columns with what a manifest says of it,
+// and its bytes where sums says so.
+func compare(f *ipcfile.File, idx *manifest.Manifest, entry *manifest.Shard, sums bool) error {
+	if entry.Bytes != int64(len(f.Data)) {
 		return f.Err(fmt.Errorf("it has %d bytes, %d by %s: it was truncated, or written by something else", len(f.Data), entry.Bytes, idx.Path()))
 	}
 	columns, err := f.Choose(nil)
@@ -208,19 +255,19 @@ func compare(f *ipcfile.File, idx *manifest.Manifest, sums bool) error {
 		return err
 	}
 	if sums {
-		return checkSum(f, entry)
+		return checkSum(f, idx, entry)
 	}
 	return nil
 }
 
 // checkSum reads all bytes of a file.
-func checkSum(f *ipcfile.File, entry *manifest.Shard) error {
+func checkSum(f *ipcfile.File, idx *manifest.Manifest, entry *manifest.Shard) error {
 	var crc uint32
 	if err := ipcfile.Guard(func() error { crc = crc32.Checksum(f.Data, manifest.Table); return nil }); err != nil {
 		return f.Err(err)
 	}
 	if !entry.Equal(crc) {
-		return f.Err(fmt.Errorf("it is damaged: its checksum is %s, %s by %s: copy it again from where it came", manifest.Checksum(crc), entry.CRC32C, manifest.Name))
+		return f.Err(fmt.Errorf("it is damaged: its checksum is %s, %s by %s: copy it again from where it came", manifest.Checksum(crc), entry.CRC32C, idx.Path()))
 	}
 	return nil
 }
@@ -318,73 +365,74 @@ func (s *Set) Take(ctx context.Context, step batch.Step) (*batch.Batch, error) {
 
 // gather copies the rows of b's samples into its slab.
 func (s *Set) gather(b *batch.Batch) (err error) {
-	samples := b.Samples
-	k := 0 // the sample that is copied
+	var at *part   // the record batch that is read
+	var sample int // the last one read of it
 	// A mapped file that has become shorter faults where its bytes were.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
-			fault, ok := p.(interface {
-				error
-				Addr() uintptr
-			})
-			if !ok {
+			fault, ok := p.(interface{ Addr() uintptr })
+			if !ok || at == nil || !holds(at.file.Data, fault.Addr()) {
 				panic(p)
 			}
-			err = s.cut(samples[k], fault)
+			err = at.cut(sample)
 		}
 	}()
-	var columns [8]batch.Column
+	var columns [8][]byte
 	slab := columns[:0]
 	for i := range s.fields {
-		slab = append(slab, b.Layout.At(b.Slab, i))
+		slab = append(slab, b.Layout.At(b.Slab, i).Data)
 	}
-	var at *part
-	for k < len(samples) {
-		sample := samples[k]
-		if at == nil || sample < at.first || sample >= at.end {
-			if at != nil && !at.shard.Whole() {
-				k--
-				return s.cut(samples[k], nil)
+	for k := 0; k < len(b.Samples); {
+		next := b.Samples[k]
+		if at == nil || next < at.first || next >= at.end {
+			p := s.part(next)
+			if p == nil {
+				return &batch.SampleError{Sample: next, Err: fmt.Errorf("it is out of range: there are %d rows", s.rows)}
 			}
-			if at = s.part(sample); at == nil {
-				return &batch.SampleError{Sample: sample, Err: fmt.Errorf("there are the rows 0 to %d", s.rows-1)}
+			if at != nil && at.file != p.file && !at.file.Whole() {
+				return at.cut(sample)
 			}
+			at = p
 		}
+		sample = next
 		// Neighbours in the file that are neighbours in the step are one copy.
 		run := 1
-		for k+run < len(samples) && samples[k+run] == sample+run && sample+run < at.end {
+		for k+run < len(b.Samples) && b.Samples[k+run] == sample+run && sample+run < at.end {
 			run++
 		}
 		row := sample - at.first
-		for i := range slab {
-			size := s.fields[i].RowBytes()
-			copy(slab[i].Data[k*size:(k+run)*size], at.columns[i][row*size:])
+		for i, size := range s.sizes {
+			copy(slab[i][k*size:(k+run)*size], at.columns[i][row*size:])
 		}
 		k += run
 	}
-	if at != nil && !at.shard.Whole() {
-		k--
-		return s.cut(samples[k], nil)
+	if at != nil && !at.file.Whole() {
+		return at.cut(sample)
 	}
 	return nil
 }
 
-// part is the record batch that holds a row, nil where none does.
+// holds says whether an address is one of b's.
+func holds(b []byte, addr uintptr) bool {
+	return addr-uintptr(unsafe.Pointer(unsafe.SliceData(b))) < uintptr(len(b))
+}
+
+// part is the record batch that holds a row, nil where none does. Most sets
+// have record batches of one size, so it is sought first where it then is.
 func (s *Set) part(row int) *part {
-	i := sort.Search(len(s.parts), func(i int) bool { return s.parts[i].end > row })
-	if i == len(s.parts) || row < 0 {
+	if row < 0 || row >= s.rows {
 		return nil
 	}
+	if i := row / s.stride; i < len(s.parts) && s.parts[i].first <= row && row < s.parts[i].end {
+		return &s.parts[i]
+	}
+	i := sort.Search(len(s.parts), func(i int) bool { return s.parts[i].end > row })
 	return &s.parts[i]
 }
 
 // cut is the error of a row in a file that has changed under its mapping.
-func (s *Set) cut(sample int, fault error) error {
-	p := s.part(sample)
+func (p *part) cut(sample int) error {
 	err := fmt.Errorf("row %d: the file was cut short or replaced after it was opened: write shards under another name and rename them", sample-p.first)
-	if fault != nil {
-		err = fmt.Errorf("%w (%w)", err, fault)
-	}
-	return &batch.SampleError{Sample: sample, Err: p.shard.At(p.batch, err)}
+	return &batch.SampleError{Sample: sample, Err: p.file.At(p.batch, err)}
 }

@@ -3,7 +3,6 @@ package arrowipc
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/shardfeed/shardfeed/loader/arrowipc/internal/ipcfile"
 )
@@ -31,76 +30,53 @@ type Verified struct{ Files, Bad, Rows int }
 // from its directory's index.json, or that Set does not read in all its
 // columns. It fails where it cannot begin, as there are no shards.
 func Verify(path string, report func(Problem)) (Verified, error) {
-	names, idx, err := find(path)
-	if names == nil {
+	names, known, err := find(path)
+	if err != nil {
 		return Verified{}, err
 	}
 	v := Verified{Files: len(names)}
-	if err != nil { // the index is bad, or says that shards are missing
+	bad := func(name string, err error) {
 		v.Bad++
-		report(Problem{File: path, Batch: -1, Err: err})
-		idx = nil
+		report(problemOf(name, err))
 	}
-	var first *Set
-	defer func() {
-		if first != nil {
-			first.Close()
-		}
-	}()
+	for _, err := range known.missing(names) {
+		bad(path, err)
+	}
+	var first *Set // the first good shard
 	for _, name := range names {
 		s := &Set{}
-		err := s.add(name, idx)
-		if entry := idx.Find(name); err == nil && entry != nil {
-			err = checkSum(s.shards[0].File, entry)
-		}
+		err := s.add(name, known)
 		if err == nil {
-			err = touch(s.shards[0].File)
+			err = readAll(s.shards[0].File, known)
 		}
 		if err == nil && first != nil {
 			err = sameFields(first.shards[0].Name, first.fields, name, s.fields)
 		}
 		v.Rows += s.rows
-		if err == nil && first == nil {
-			first = s
-			continue
-		}
 		if closing := s.Close(); err == nil {
 			err = closing
 		}
 		if err != nil {
-			v.Bad++
-			report(problemOf(name, err))
+			bad(name, err)
+		} else if first == nil {
+			first = s
 		}
 	}
 	return v, nil
 }
 
+// readAll reads every byte, and compares the checksum where there is one.
+func readAll(f *ipcfile.File, known manifests) error {
+	if idx, _ := known.beside(f.Name); idx.Find(f.Name) != nil {
+		return checkSum(f, idx, idx.Find(f.Name))
+	}
+	return f.Touch()
+}
+
 func problemOf(file string, err error) Problem {
 	var at *ipcfile.Error
 	if errors.As(err, &at) {
-		return Problem{file, at.Batch, at.Err}
+		return Problem{at.File, at.Batch, at.Err}
 	}
 	return Problem{file, -1, err}
-}
-
-// touched keeps the compiler from leaving out reads.
-var touched atomic.Uint32
-
-// touch reads a byte of every page.
-func touch(f *ipcfile.File) error {
-	err := ipcfile.Guard(func() error {
-		var sum byte
-		for i := 0; i < len(f.Data); i += 4096 {
-			sum += f.Data[i]
-		}
-		touched.Store(uint32(sum))
-		if !f.Whole() {
-			return errors.New("truncated while it was read")
-		}
-		return nil
-	})
-	if err != nil {
-		return f.Err(err)
-	}
-	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v15/arrow"
 	"github.com/apache/arrow/go/v15/arrow/array"
@@ -55,21 +56,27 @@ func Create(dir string, cfg WriterConfig) (*Writer, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	dir = filepath.Clean(dir)
+	if info, err := os.Lstat(dir); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("arrowipc: %w: %s is not a directory: name another, or remove it", fs.ErrExist, dir)
+	}
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return nil, fmt.Errorf("arrowipc: %w: directory %s has files already: name another, or remove it", fs.ErrExist, dir)
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("arrowipc: %w", err)
+	}
+	dir, err := filepath.Abs(dir) // the process may go elsewhere before Close
+	if err != nil {
 		return nil, fmt.Errorf("arrowipc: %w", err)
 	}
 	temp, err := atomicdir.New(dir)
 	if err != nil {
 		return nil, fmt.Errorf("arrowipc: no place for shards: %w", err)
 	}
-	w := &Writer{cfg: cfg, dir: dir, temp: temp, index: manifest.Manifest{Schema: cfg.Fields}}
+	cfg.Fields = slices.Clone(cfg.Fields)
+	w := &Writer{cfg: cfg, dir: dir, temp: temp, index: manifest.Manifest{Schema: cfg.Fields}, pending: make([][]byte, len(cfg.Fields))}
 	var fields []arrow.Field
 	for _, f := range cfg.Fields {
 		fields = append(fields, arrow.Field{Name: f.Name, Type: arrowType(f)})
-		w.pending = append(w.pending, make([]byte, 0, cfg.RowsPerBatch*f.RowBytes()))
 	}
 	w.schema = arrow.NewSchema(fields, nil)
 	return w, nil
@@ -82,23 +89,25 @@ func (c *WriterConfig) complete() error {
 		if slices.ContainsFunc(f.Shape, func(d int) bool { return d < 1 || d > math.MaxInt32 }) {
 			return fmt.Errorf("arrowipc: column %v: the sizes of lists are from 1 to 2³¹-1", f)
 		}
+		if len(f.Shape) > 32 { // Arrow's writer goes no deeper than 64
+			return fmt.Errorf("arrowipc: column %s: a row of more than 32 dimensions", f.Name)
+		}
+		if !utf8.ValidString(f.Name) {
+			return fmt.Errorf("arrowipc: column %q: its name is not UTF-8", f.Name)
+		}
 		row += f.RowBytes()
 	}
 	if _, err := batch.NewLayout(c.Fields, 1); err != nil {
 		return fmt.Errorf("arrowipc: %w", err)
 	}
 	if len(c.Fields) == 0 || c.RowsPerShard < 0 || c.RowsPerBatch < 0 {
-		return fmt.Errorf("arrowipc: a writer of %d columns, %d rows a shard, %d a record batch", len(c.Fields), c.RowsPerShard, c.RowsPerBatch)
+		return fmt.Errorf("arrowipc: a writer of %d columns, %d rows a shard, %d rows a record batch", len(c.Fields), c.RowsPerShard, c.RowsPerBatch)
 	}
 	if c.RowsPerShard == 0 {
 		c.RowsPerShard = max(1, 128<<20/row)
 	}
 	if c.RowsPerBatch == 0 {
 		c.RowsPerBatch = max(1, 1<<20/row)
-	}
-	c.RowsPerBatch = min(c.RowsPerBatch, c.RowsPerShard)
-	if _, err := batch.NewLayout(c.Fields, c.RowsPerBatch); err != nil {
-		return fmt.Errorf("arrowipc: %w", err)
 	}
 	return nil
 }

@@ -1,25 +1,20 @@
 // Package ipcfile finds the values of columns in a mapped Arrow IPC file.
 //
-// Arrow's own reader copies what it reads and trusts the file. This one reads
-// the metadata where they lie, checks every offset against the file, and turns
-// a panic over malformed input, and a file that shrinks meanwhile, into an
-// error.
+// Arrow's own reader copies what it reads and trusts the file: a schema that
+// contains itself ends the process. This one reads the metadata where they lie,
+// checks every offset and count against the file, and turns a panic over
+// malformed input, and a file that shrinks meanwhile, into an error.
 package ipcfile
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"runtime/debug"
-	"slices"
+	"sync/atomic"
 
-	"github.com/apache/arrow/go/v15/arrow"
-	"github.com/apache/arrow/go/v15/arrow/endian"
-	"github.com/apache/arrow/go/v15/arrow/ipc"
-	"github.com/apache/arrow/go/v15/arrow/memory"
 	flatbuffers "github.com/google/flatbuffers/go"
 
 	"github.com/shardfeed/shardfeed/batch"
@@ -32,14 +27,19 @@ const magic = "ARROW1"
 // this package does not read: a column of another type, nulls, compression.
 var ErrUnsupported = errors.New("unsupported")
 
+var errShrunk = errors.New("truncated while it was read")
+
 // File is a mapped file. Its bytes may fault, see Guard.
 type File struct {
 	Name string
 	Data []byte // the mapping, until Close
 
 	file   *mmap.File
-	schema *arrow.Schema
+	fields []field
+	all    extent // of all columns; unknown where uncounted is set
 	blocks []block
+	// uncounted is why it is not known where the columns behind one lie.
+	uncounted error
 }
 
 // block is where a record batch lies: its metadata, and behind them its body.
@@ -47,6 +47,12 @@ type block struct{ offset, meta, body int }
 
 // Open maps a file and reads its footer and its schema. The caller closes it.
 func Open(name string) (*File, error) {
+	// Opening what is no file, such as a pipe, may wait for ever.
+	if info, err := os.Stat(name); err != nil {
+		return nil, fmt.Errorf("arrowipc: %w", err)
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("arrowipc: %s is not a file", name)
+	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("arrowipc: %w", err)
@@ -106,11 +112,34 @@ func Guard(f func() error) (err error) {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("malformed: %v", p)
 			if _, ok := p.(interface{ Addr() uintptr }); ok {
-				err = errors.New("truncated while it was read")
+				err = errShrunk
 			}
 		}
 	}()
 	return f()
+}
+
+// touched keeps the compiler from leaving out reads.
+var touched atomic.Uint32
+
+// Touch reads a byte of every page: it fails where the disk does, or the file
+// has become shorter.
+func (s *File) Touch() error {
+	err := Guard(func() error {
+		var sum byte
+		for i := 0; i < len(s.Data); i += 4096 {
+			sum += s.Data[i]
+		}
+		touched.Store(uint32(sum))
+		if !s.Whole() {
+			return errShrunk
+		}
+		return nil
+	})
+	if err != nil {
+		return s.Err(err)
+	}
+	return nil
 }
 
 // parse reads the footer: magic, footer, its length, magic.
@@ -127,225 +156,268 @@ func (s *File) parse() error {
 	if length < 4 || length > n-tail-len(magic)-2 {
 		return fmt.Errorf("malformed: a footer of %d bytes in a file of %d", length, n)
 	}
-	footer := rootOf(s.Data[n-tail-length : n-tail])
-	blocks, err := footer.structs(10, 24)
-	if err != nil {
-		return fmt.Errorf("malformed footer: %w", err)
+	end := n - tail - length
+	footer := rootOf(s.Data[end : n-tail])
+	version, schema := footer.int16(4), footer.table(6)
+	if !footer.has(6) {
+		return errors.New("malformed footer: it has no schema")
 	}
-	if s.schema, err = s.readSchema(n - tail - length); err != nil {
+	if err := s.readSchema(schema, version); err != nil {
 		return err
 	}
+	return s.readBlocks(footer, int64(end))
+}
+
+// readBlocks finds the record batches, all of which end before the footer.
+func (s *File) readBlocks(footer table, end int64) error {
+	blocks := footer.vector(10, 24) // of offset, length of metadata, 4 bytes of nothing, length of body
 	s.blocks = make([]block, 0, len(blocks)/24)
 	for i := 0; len(blocks) > 0; i, blocks = i+1, blocks[24:] {
 		offset, meta, body := int64(binary.LittleEndian.Uint64(blocks)), int64(int32(binary.LittleEndian.Uint32(blocks[8:]))), int64(binary.LittleEndian.Uint64(blocks[16:]))
-		end := int64(n - tail - length)
 		if offset < 8 || meta < 8 || body < 0 || offset > end || meta > end-offset || body > end-offset-meta {
-			return fmt.Errorf("malformed footer: record batch %d is said to lie at byte %d with %d bytes of metadata and %d of data, in a file of %d", i, offset, meta, body, n)
+			return fmt.Errorf("malformed footer: record batch %d is said to lie at byte %d with %d bytes of metadata and %d of data, in a file of %d", i, offset, meta, body, len(s.Data))
 		}
 		s.blocks = append(s.blocks, block{int(offset), int(meta), int(body)})
 	}
 	return nil
 }
 
-// readSchema reads the schema message that the file begins with, by Arrow's
-// own reader, which gets nothing else to read.
-func (s *File) readSchema(end int) (*arrow.Schema, error) {
-	meta, prefix, err := metadata(s.Data[8:end])
-	if err != nil {
-		return nil, fmt.Errorf("malformed schema: %w", err)
-	}
-	if m := rootOf(meta); m.byte(6) != headerSchema || m.int64(10) != 0 {
-		return nil, errors.New("malformed: it does not begin with a schema")
-	}
-	head := s.Data[8 : 8+prefix+len(meta)]
-	r, err := ipc.NewReader(bytes.NewReader(head), ipc.WithAllocator(noMemory{}), ipc.WithEnsureNativeEndian(false))
-	if err != nil {
-		return nil, fmt.Errorf("schema: %w", err)
-	}
-	defer r.Release()
-	if e := r.Schema().Endianness(); e != endian.NativeEndian {
-		return nil, fmt.Errorf("%w: the file is %v, this machine is not", ErrUnsupported, e)
-	}
-	return r.Schema(), nil
+// field is a column of the file.
+type field struct {
+	name   string
+	column Column // where err is nil
+	err    error  // why it cannot be read
 }
-
-// noMemory is for a reader that has nothing to read into memory: what it asks
-// for comes from a malformed file.
-type noMemory struct{}
-
-func (noMemory) Allocate(n int) []byte {
-	if n != 0 {
-		panic(fmt.Sprintf("a schema that asks for %d bytes of data", n))
-	}
-	return nil
-}
-func (m noMemory) Reallocate(n int, _ []byte) []byte { return m.Allocate(n) }
-func (noMemory) Free([]byte)                         {}
-
-var _ memory.Allocator = noMemory{}
 
 // Column is a column that is read, and where a record batch describes it.
 type Column struct {
 	Field batch.Field
 
-	node, buffer int   // the column's first, among all columns' nodes and buffers
-	lists        []int // sizes of the fixed-size lists around the values
+	first extent // of the columns before it
+	lists []int  // sizes of the fixed-size lists around the values
+}
+
+// readSchema reads the columns. Offsets in a flatbuffer may lead anywhere, back
+// to a table above it, too, so what is read is bounded by what a footer of its
+// size has room for.
+func (s *File) readSchema(schema table, version int16) error {
+	if big := schema.int16(4) != 0; big != (binary.NativeEndian.Uint16([]byte{0, 1}) == 1) {
+		return fmt.Errorf("%w: the byte order of its numbers is not this machine's", ErrUnsupported)
+	}
+	n, fieldAt := schema.tables(6)
+	count := counter{left: len(schema.Bytes) / 4, version: version}
+	names := len(schema.Bytes)
+	for i := range n {
+		f := fieldAt(i)
+		name := f.bytes(nameOf)
+		if names -= len(name); names < 0 {
+			return errors.New("malformed schema: names that lie in one another")
+		}
+		c := field{name: string(name)}
+		c.column, c.err = columnOf(c.name, f)
+		if c.err == nil {
+			c.err = s.uncounted
+		}
+		c.column.first = count.extent
+		s.fields = append(s.fields, c)
+		if err := count.add(f, 0); errors.Is(err, ErrUnsupported) && s.uncounted == nil {
+			s.uncounted = fmt.Errorf("it lies behind column %q, %w", c.name, err)
+		} else if err != nil && s.uncounted == nil {
+			return fmt.Errorf("malformed schema: column %q: %w", c.name, err)
+		}
+	}
+	s.all = count.extent
+	return nil
 }
 
 // Choose finds columns by name; nil means all.
 func (s *File) Choose(names []string) ([]Column, error) {
-	fields := s.schema.Fields()
+	byName, twice := map[string]field{}, map[string]bool{}
+	var have []string
+	for _, f := range s.fields {
+		_, twice[f.name] = byName[f.name]
+		byName[f.name] = f
+		have = append(have, f.name)
+	}
 	if names == nil {
-		for _, f := range fields {
-			names = append(names, f.Name)
-		}
+		names = have
 	}
 	if len(names) == 0 {
 		return nil, s.Err(errors.New("there is no column to read"))
 	}
 	var chosen []Column
-	for i, name := range names {
-		k := slices.IndexFunc(fields, func(f arrow.Field) bool { return f.Name == name })
+	taken := map[string]bool{}
+	for _, name := range names {
+		f, ok := byName[name]
 		switch {
-		case k < 0:
-			var have []string
-			for _, f := range fields {
-				have = append(have, f.Name)
-			}
+		case !ok && len(have) > 20:
+			return nil, s.Err(fmt.Errorf("it has no column %q, but %q and %d more", name, have[:20], len(have)-20))
+		case !ok:
 			return nil, s.Err(fmt.Errorf("it has no column %q, but %q", name, have))
-		case slices.ContainsFunc(fields[k+1:], func(f arrow.Field) bool { return f.Name == name }):
+		case twice[name]:
 			return nil, s.Err(fmt.Errorf("column %q: %w: two columns have that name", name, ErrUnsupported))
-		case slices.Contains(names[:i], name):
+		case taken[name]:
 			return nil, fmt.Errorf("arrowipc: column %q is chosen twice", name)
+		case f.err != nil:
+			return nil, s.Err(fmt.Errorf("column %q: %w", name, f.err))
 		}
-		c, err := columnOf(fields[k])
-		if err != nil {
-			return nil, s.Err(fmt.Errorf("column %q: %w", name, err))
-		}
-		for _, before := range fields[:k] {
-			nodes, buffers, err := parts(before.Type)
-			if err != nil {
-				return nil, s.Err(fmt.Errorf("column %q, which lies before %q: %w", before.Name, name, err))
-			}
-			c.node, c.buffer = c.node+nodes, c.buffer+buffers
-		}
-		chosen = append(chosen, c)
+		taken[name] = true
+		chosen = append(chosen, f.column)
 	}
 	return chosen, nil
 }
 
-// columnOf is a field as a column of a batch.
-func columnOf(f arrow.Field) (Column, error) {
-	c := Column{Field: batch.Field{Name: f.Name}}
-	typ := f.Type
-	for {
-		list, ok := typ.(*arrow.FixedSizeListType)
-		if !ok {
-			break
+// columnOf is a field as a column of a batch, but for its place.
+func columnOf(name string, f table) (c Column, err error) {
+	for f.byte(kindOf) == fixedSizeList && !f.has(dictionary) {
+		size := f.table(typeOf).int32(4)
+		n, child := f.tables(children)
+		switch {
+		case n != 1 || size < 0:
+			return c, fmt.Errorf("malformed: lists of %d values, of %d types", size, n)
+		case size == 0:
+			return c, fmt.Errorf("its type is %w: lists without values", ErrUnsupported)
+		case len(c.lists) == maxDepth:
+			return c, fmt.Errorf("its type is %w: lists in lists, %d deep", ErrUnsupported, maxDepth)
 		}
-		if list.Len() < 1 {
-			return c, fmt.Errorf("type %v is %w: its lists have no values", f.Type, ErrUnsupported)
+		c.lists = append(c.lists, int(size))
+		f = child(0)
+	}
+	typ, of := numberOf(f)
+	if typ == 0 {
+		if c.lists != nil {
+			of = fmt.Sprintf("fixed_size_list%v of %s", c.lists, of)
 		}
-		c.lists = append(c.lists, int(list.Len()))
-		typ = list.Elem()
+		return c, fmt.Errorf("type %s is %w: columns are numbers (int8 … uint64, float16 … float64), or fixed-size lists (of lists) of numbers", of, ErrUnsupported)
 	}
-	known, ok := numbers[typ.ID()]
-	if !ok {
-		return c, fmt.Errorf("type %v is %w: columns are numbers (int8 … uint64, float16 … float64), or fixed-size lists (of lists) of numbers", f.Type, ErrUnsupported)
-	}
-	c.Field.Type, c.Field.Shape = known, c.lists
-	if _, err := batch.NewLayout([]batch.Field{c.Field}, 1); err != nil {
-		return c, err
-	}
-	return c, nil
+	c.Field = batch.Field{Name: name, Type: typ, Shape: c.lists}
+	_, err = batch.NewLayout([]batch.Field{c.Field}, 1)
+	return c, err
 }
 
-var numbers = map[arrow.Type]batch.Type{
-	arrow.INT8: batch.Int8, arrow.INT16: batch.Int16, arrow.INT32: batch.Int32, arrow.INT64: batch.Int64,
-	arrow.UINT8: batch.Uint8, arrow.UINT16: batch.Uint16, arrow.UINT32: batch.Uint32, arrow.UINT64: batch.Uint64,
-	arrow.FLOAT16: batch.Float16, arrow.FLOAT32: batch.Float32, arrow.FLOAT64: batch.Float64,
+// numberOf is a field's type, and its name; 0 where it is none of numbers.
+func numberOf(f table) (batch.Type, string) {
+	kind := f.byte(kindOf)
+	switch {
+	case f.has(dictionary):
+		return 0, "dictionary"
+	case kind == integer:
+		bits, signed := f.table(typeOf).int32(4), f.table(typeOf).byte(6) != 0
+		name := fmt.Sprintf("int%d", bits)
+		if !signed {
+			name = "u" + name
+		}
+		var typ batch.Type
+		if typ.UnmarshalText([]byte(name)) != nil {
+			return 0, name
+		}
+		return typ, name
+	case kind == floating:
+		if p := f.table(typeOf).int16(4); p >= 0 && p <= 2 {
+			typ := batch.Float16 + batch.Type(p)
+			return typ, typ.String()
+		}
+	case int(kind) < len(kinds) && kind > 0:
+		return 0, kinds[kind].name
+	}
+	return 0, fmt.Sprintf("number %d", kind)
 }
 
-// parts is how many nodes and buffers a record batch has for a column of a
-// type, as the format's chapters on physical layouts and on the flattening of
-// columns say.
-func parts(typ arrow.DataType) (nodes, buffers int, err error) {
-	var children []arrow.Field
-	nodes = 1
-	switch t := typ.(type) {
-	case arrow.ExtensionType:
-		return parts(t.StorageType())
-	case *arrow.DictionaryType:
-		return parts(t.IndexType)
-	case *arrow.NullType:
-	case *arrow.StructType, *arrow.FixedSizeListType:
-		buffers, children = 1, t.(arrow.NestedType).Fields()
-	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
-		buffers, children = 2, t.(arrow.NestedType).Fields()
-	case *arrow.SparseUnionType:
-		buffers, children = 1, t.Fields()
-	case *arrow.DenseUnionType:
-		buffers, children = 2, t.Fields()
-	case *arrow.RunEndEncodedType:
-		children = t.Fields()
-	case arrow.BinaryDataType:
-		buffers = 3
-	case arrow.FixedWidthDataType:
-		buffers = 2
-	default:
-		return 0, 0, fmt.Errorf("type %v is %w: it is not known how much room it takes", typ, ErrUnsupported)
+// The slots of a Field of Schema.fbs.
+const (
+	nameOf     = 4
+	kindOf     = 8
+	typeOf     = 10
+	dictionary = 12
+	children   = 14
+)
+
+// The types of which more must be known than how many buffers they have, as
+// Schema.fbs of Arrow counts them.
+const (
+	integer       = 2
+	floating      = 3
+	union         = 14
+	fixedSizeList = 16
+	binaryView    = 23
+	utf8View      = 24
+)
+
+// kinds are all types with the number of buffers of one, those of its children
+// left out: https://arrow.apache.org/docs/format/Columnar.html#buffer-listing-for-each-layout.
+var kinds = [...]struct {
+	name    string
+	buffers int
+}{
+	1: {"null", 0}, integer: {"int", 2}, floating: {"float", 2}, 4: {"binary", 3}, 5: {"utf8", 3}, 6: {"bool", 2},
+	7: {"decimal", 2}, 8: {"date", 2}, 9: {"time", 2}, 10: {"timestamp", 2}, 11: {"interval", 2}, 12: {"list", 2},
+	13: {"struct", 1}, union: {"union", 1}, 15: {"fixed_size_binary", 2}, fixedSizeList: {"fixed_size_list", 1},
+	17: {"map", 2}, 18: {"duration", 2}, 19: {"large_binary", 3}, 20: {"large_utf8", 3}, 21: {"large_list", 2},
+	22: {"run_end_encoded", 0}, binaryView: {"binary_view", 2}, utf8View: {"utf8_view", 2}, 25: {"list_view", 3},
+	26: {"large_list_view", 3},
+}
+
+// extent is how much of a record batch describes columns: nodes and buffers,
+// and for each of views as many buffers more as the record batch says.
+type extent struct{ nodes, buffers, views int }
+
+const maxDepth = 64 // of types in types; Arrow's writers stop there, too
+
+// counter adds up what a record batch has for columns.
+type counter struct {
+	extent
+	left    int // fields that may come yet
+	version int16
+}
+
+// add adds a field. Its error is one of ErrUnsupported where Arrow is newer
+// than this program.
+func (c *counter) add(f table, depth int) error {
+	if c.left--; c.left < 0 || depth > maxDepth {
+		return errors.New("types within types without end")
 	}
-	for _, f := range children {
-		n, b, err := parts(f.Type)
-		if err != nil {
-			return 0, 0, err
+	kind := f.byte(kindOf)
+	c.nodes++
+	switch {
+	case f.has(dictionary): // a column of indices; the values lie elsewhere
+		c.buffers += 2
+		return nil
+	case kind == 0 || int(kind) >= len(kinds):
+		return fmt.Errorf("whose type, number %d, is %w: it is not known how much room it takes", kind, ErrUnsupported)
+	case kind == union:
+		c.buffers += int(f.table(typeOf).int16(4)) & 1 // the offsets of a dense union
+		if c.version < 4 {
+			c.buffers++ // the validity of unions, until metadata version V5
 		}
-		nodes, buffers = nodes+n, buffers+b
+	case kind == binaryView || kind == utf8View:
+		c.views++
 	}
-	return nodes, buffers, nil
+	c.buffers += kinds[kind].buffers
+	n, child := f.tables(children)
+	for i := range n {
+		if err := c.add(child(i), depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Record is the values of the columns in record batch k, in the mapping, and
 // the number of its rows.
 func (s *File) Record(k int, columns []Column) (values [][]byte, rows int, err error) {
 	err = Guard(func() error {
-		b := s.blocks[k]
-		meta, _, err := metadata(s.Data[b.offset : b.offset+b.meta])
+		r, err := s.record(s.blocks[k])
 		if err != nil {
 			return err
 		}
-		m := rootOf(meta)
-		if h := m.byte(6); h != headerRecordBatch {
-			return fmt.Errorf("malformed: the footer leads to a message of kind %d", h)
-		}
-		if n := m.int64(10); n != int64(b.body) {
-			return fmt.Errorf("malformed: a body of %d bytes, %d by the footer", n, b.body)
-		}
-		r := m.union(8)
-		if r.has(10) {
-			return fmt.Errorf("%w: its buffers are compressed: write them uncompressed", ErrUnsupported)
-		}
-		n := r.int64(4)
-		if n < 0 || n > math.MaxInt {
-			return fmt.Errorf("malformed: %d rows", n)
-		}
-		nodes, err := r.structs(6, 16)
-		if err != nil {
-			return err
-		}
-		buffers, err := r.structs(8, 16)
-		if err != nil {
-			return err
-		}
-		rows = int(n)
-		body := s.Data[b.offset+b.meta : b.offset+b.meta+b.body]
 		for _, c := range columns {
-			v, err := c.values(rows, nodes, buffers, body)
+			v, err := c.values(r)
 			if err != nil {
 				return fmt.Errorf("column %q: %w", c.Field.Name, err)
 			}
 			values = append(values, v)
 		}
+		rows = int(r.rows)
 		return nil
 	})
 	if err != nil {
@@ -354,65 +426,117 @@ func (s *File) Record(k int, columns []Column) (values [][]byte, rows int, err e
 	return values, rows, nil
 }
 
+// record is what a record batch says of itself.
+type record struct {
+	rows     int64
+	nodes    []byte // a length and a number of nulls for each
+	buffers  []byte // an offset in body and a length for each
+	variadic []byte // for each view, how many buffers it has beside its two
+	body     []byte
+}
+
+func (s *File) record(b block) (r record, err error) {
+	meta, err := metadata(s.Data[b.offset : b.offset+b.meta])
+	if err != nil {
+		return r, err
+	}
+	m := rootOf(meta)
+	if h := m.byte(6); h != headerRecordBatch || !m.has(8) {
+		return r, fmt.Errorf("malformed: the footer leads to a message of kind %d", h)
+	}
+	if n := m.int64(10); n != int64(b.body) {
+		return r, fmt.Errorf("malformed: a body of %d bytes, %d by the footer", n, b.body)
+	}
+	r.body = s.Data[b.offset+b.meta : b.offset+b.meta+b.body]
+	header := m.table(8)
+	if compression := header.has(10); compression {
+		return r, fmt.Errorf("%w: its buffers are compressed: write them uncompressed", ErrUnsupported)
+	}
+	r.rows = header.int64(4)
+	if r.rows < 0 || r.rows > math.MaxInt {
+		return r, fmt.Errorf("malformed: %d rows", r.rows)
+	}
+	r.nodes, r.buffers, r.variadic = header.vector(6, 16), header.vector(8, 16), header.vector(12, 8)
+	// Buffers in another number lie elsewhere than is thought.
+	buffers, err := r.skip(s.all)
+	if err == nil && s.uncounted == nil && (len(r.nodes)/16 != s.all.nodes || len(r.buffers)/16 != buffers) {
+		err = fmt.Errorf("malformed: %d nodes and %d buffers where the columns have %d and %d", len(r.nodes)/16, len(r.buffers)/16, s.all.nodes, buffers)
+	}
+	return r, err
+}
+
+// skip is how many buffers columns have in this record batch.
+func (r record) skip(columns extent) (buffers int, err error) {
+	if columns.views > len(r.variadic)/8 {
+		return 0, fmt.Errorf("malformed: it says of %d views how many buffers they have, there are %d", len(r.variadic)/8, columns.views)
+	}
+	buffers = columns.buffers
+	for i := range columns.views {
+		n := binary.LittleEndian.Uint64(r.variadic[8*i:])
+		if n > uint64(len(r.buffers)) {
+			return 0, fmt.Errorf("malformed: a view of %d buffers", n)
+		}
+		buffers += int(n)
+	}
+	return buffers, nil
+}
+
 // values finds a column's bytes in the body of a record batch: behind a node
 // and a bitmap for the column and each level of lists, a buffer of values.
-func (c Column) values(rows int, nodes, buffers, body []byte) ([]byte, error) {
-	want := int64(rows)
+func (c Column) values(r record) ([]byte, error) {
+	want := r.rows
 	for level := range len(c.lists) + 1 {
-		at := 16 * (c.node + level)
-		if at+16 > len(nodes) {
+		at := 16 * (c.first.nodes + level)
+		if at+16 > len(r.nodes) {
 			return nil, errors.New("malformed: the record batch does not describe it")
 		}
-		length, nulls := int64(binary.LittleEndian.Uint64(nodes[at:])), int64(binary.LittleEndian.Uint64(nodes[at+8:]))
-		if length != want {
-			return nil, fmt.Errorf("malformed: %d values where there must be %d", length, want)
-		}
-		if nulls != 0 {
-			return nil, fmt.Errorf("%w: it has %d nulls", ErrUnsupported, nulls)
-		}
-		if level < len(c.lists) {
-			if want > math.MaxInt64/int64(c.lists[level]) {
-				return nil, fmt.Errorf("malformed: %d lists of %d values", want, c.lists[level])
-			}
+		length, nulls := int64(binary.LittleEndian.Uint64(r.nodes[at:])), int64(binary.LittleEndian.Uint64(r.nodes[at+8:]))
+		switch {
+		case length != want || nulls < 0:
+			return nil, fmt.Errorf("malformed: %d values, %d of them nulls, where there must be %d", length, nulls, want)
+		case nulls > 0:
+			return nil, fmt.Errorf("%w: it has %d nulls: fill them in", ErrUnsupported, nulls)
+		case level == len(c.lists):
+		case want > math.MaxInt64/int64(c.lists[level]):
+			return nil, fmt.Errorf("malformed: %d lists of %d values", want, c.lists[level])
+		default:
 			want *= int64(c.lists[level])
 		}
 	}
-	at := 16 * (c.buffer + len(c.lists) + 1)
-	if at+16 > len(buffers) {
+	first, err := r.skip(c.first)
+	if err != nil {
+		return nil, err
+	}
+	at := 16 * (first + len(c.lists) + 1)
+	if at+16 > len(r.buffers) {
 		return nil, errors.New("malformed: the record batch has no buffer for it")
 	}
-	offset, length := int64(binary.LittleEndian.Uint64(buffers[at:])), int64(binary.LittleEndian.Uint64(buffers[at+8:]))
-	if offset < 0 || length < 0 || offset > int64(len(body)) || length > int64(len(body))-offset {
-		return nil, fmt.Errorf("malformed: its values are said to lie at byte %d of %d, %d bytes long", offset, len(body), length)
+	offset, length := int64(binary.LittleEndian.Uint64(r.buffers[at:])), int64(binary.LittleEndian.Uint64(r.buffers[at+8:]))
+	if offset < 0 || length < 0 || offset > int64(len(r.body)) || length > int64(len(r.body))-offset {
+		return nil, fmt.Errorf("malformed: its values are said to lie at byte %d of %d, %d bytes long", offset, len(r.body), length)
 	}
-	if size := int64(c.Field.Type.Size()); want > length/size {
+	size := int64(c.Field.Type.Size())
+	if want > length/size {
 		return nil, fmt.Errorf("malformed: %d bytes for %d values of %d bytes", length, want, size)
 	}
-	return body[offset : offset+want*int64(c.Field.Type.Size())], nil
+	return r.body[offset : offset+want*size : offset+want*size], nil
 }
 
-// The kinds of messages, as in Arrow's Message.fbs.
-const (
-	headerSchema      = 1
-	headerRecordBatch = 3
-)
+// headerRecordBatch is the kind of a message, as in Arrow's Message.fbs.
+const headerRecordBatch = 3
 
-// metadata is the flatbuffer of the message that b begins with, and the length
-// of what lies before it: a marker and its length, or before Arrow 0.15 the
-// length alone.
-func metadata(b []byte) (meta []byte, prefix int, err error) {
-	prefix = 4
-	if len(b) >= 8 && binary.LittleEndian.Uint32(b) == math.MaxUint32 {
+// metadata is the flatbuffer of the message that b begins with, behind a marker
+// and its length, or before Arrow 0.15 the length alone.
+func metadata(b []byte) ([]byte, error) {
+	prefix := 4
+	if binary.LittleEndian.Uint32(b) == math.MaxUint32 {
 		prefix = 8
-	}
-	if len(b) < prefix {
-		return nil, 0, errors.New("malformed: a message of no length")
 	}
 	n := int(int32(binary.LittleEndian.Uint32(b[prefix-4:])))
 	if n < 8 || n > len(b)-prefix {
-		return nil, 0, fmt.Errorf("malformed: a message of %d bytes of metadata where there are %d", n, len(b)-prefix)
+		return nil, fmt.Errorf("malformed: a message of %d bytes of metadata where there are %d", n, len(b)-prefix)
 	}
-	return b[prefix : prefix+n], prefix, nil
+	return b[prefix : prefix+n], nil
 }
 
 // table is a flatbuffer table. Slots are counted in bytes of its vtable, from
@@ -428,29 +552,55 @@ func (t table) has(slot flatbuffers.VOffsetT) bool { return t.Offset(slot) != 0 
 
 func (t table) byte(slot flatbuffers.VOffsetT) byte { return t.GetByteSlot(slot, 0) }
 
+func (t table) int16(slot flatbuffers.VOffsetT) int16 { return t.GetInt16Slot(slot, 0) }
+
+func (t table) int32(slot flatbuffers.VOffsetT) int32 { return t.GetInt32Slot(slot, 0) }
+
 func (t table) int64(slot flatbuffers.VOffsetT) int64 { return t.GetInt64Slot(slot, 0) }
 
-func (t table) union(slot flatbuffers.VOffsetT) table {
-	o := t.Offset(slot)
-	if o == 0 {
-		panic("a message without a header")
-	}
-	var u flatbuffers.Table
-	t.Union(&u, flatbuffers.UOffsetT(o))
-	return table{u}
-}
-
-// structs is the bytes of a vector of structs of a size.
-func (t table) structs(slot flatbuffers.VOffsetT, size int) ([]byte, error) {
+// bytes is a string.
+func (t table) bytes(slot flatbuffers.VOffsetT) []byte {
 	o := flatbuffers.UOffsetT(t.Offset(slot))
 	if o == 0 {
-		return nil, nil
+		return nil
 	}
-	// The vector begins at an offset from its slot; before its first element
-	// lies its length.
+	return t.ByteVector(o + t.Pos)
+}
+
+// table is another table, that of a union included. Where there is none it is
+// an empty one.
+func (t table) table(slot flatbuffers.VOffsetT) table {
+	o := flatbuffers.UOffsetT(t.Offset(slot))
+	if o == 0 {
+		return table{flatbuffers.Table{Bytes: []byte{4, 0, 0, 0, 4, 0, 0, 0}, Pos: 4}}
+	}
+	return table{flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(o + t.Pos)}}
+}
+
+// vector is the bytes of a vector of elements of a size, none where there is no
+// vector.
+func (t table) vector(slot flatbuffers.VOffsetT, size int) []byte {
+	o := flatbuffers.UOffsetT(t.Offset(slot))
+	if o == 0 {
+		return nil
+	}
 	start, n := int64(t.Vector(o)), int64(t.VectorLen(o))
-	if n < 0 || n > (int64(len(t.Bytes))-start)/int64(size) {
-		return nil, fmt.Errorf("malformed: a vector of %d elements in %d bytes of metadata", n, len(t.Bytes))
+	if n > (int64(len(t.Bytes))-start)/int64(size) {
+		panic(fmt.Sprintf("a vector of %d elements in %d bytes of metadata", n, len(t.Bytes)))
 	}
-	return t.Bytes[start : start+n*int64(size)], nil
+	return t.Bytes[start : start+n*int64(size)]
+}
+
+// tables is the number of tables in a vector, and each of them. They are not
+// made into a slice: hostile vectors overlap, and each has as many as it likes.
+func (t table) tables(slot flatbuffers.VOffsetT) (n int, at func(i int) table) {
+	const size = flatbuffers.SizeUOffsetT
+	n = len(t.vector(slot, size)) / size
+	if n == 0 {
+		return 0, nil
+	}
+	first := t.Vector(flatbuffers.UOffsetT(t.Offset(slot)))
+	return n, func(i int) table {
+		return table{flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(first + flatbuffers.UOffsetT(i*size))}}
+	}
 }
