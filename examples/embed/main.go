@@ -13,11 +13,16 @@ import (
 	"github.com/shardfeed/shardfeed/batch"
 	"github.com/shardfeed/shardfeed/loader"
 	"github.com/shardfeed/shardfeed/loader/arrowipc"
+	"github.com/shardfeed/shardfeed/pinned"
 	"github.com/shardfeed/shardfeed/sampler"
 )
 
 func main() {
-	set, err := arrowipc.Open(os.Args[1], arrowipc.Options{Columns: []string{"image", "label"}})
+	dev := pinned.NewHost()
+	defer dev.Close()
+	pool := pinned.NewPool(dev, pinned.PoolConfig{}) // page-locked slabs, used again and again
+	defer pool.Close()
+	set, err := arrowipc.Open(os.Args[1], arrowipc.Options{Columns: []string{"image", "label"}, Alloc: pool})
 	if err != nil {
 		log.Fatal(err)
 	}
