@@ -5,9 +5,6 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
-	"golang.org/x/term"
 
 	"github.com/shardfeed/shardfeed/internal/idx"
 	"github.com/shardfeed/shardfeed/loader/arrowipc"
@@ -35,7 +32,7 @@ interrupted leaves nothing.`,
 			if rows < 0 {
 				return usagef("--rows is %d: give the number of rows of a shard", rows)
 			}
-			var bar rowsBar
+			bar := progressBar{format: "%d / %d rows"}
 			err := idx.Convert(cmd.Context(), images, labels, out, idx.Config{RowsPerShard: rows, Progress: bar.set})
 			bar.close()
 			if err != nil || !asJSON {
@@ -81,31 +78,4 @@ func printConverted(dir string) error {
 		Bytes  int64  `json:"bytes"`
 		Dir    string `json:"dir"`
 	}{set.Len(), len(set.Rows()), bytes, dir})
-}
-
-// rowsBar shows on a terminal how many rows are done.
-type rowsBar struct {
-	bars *mpb.Progress
-	bar  *mpb.Bar // nil until the first rows, and where stderr is no terminal
-}
-
-func (b *rowsBar) set(done, total int) {
-	if b.bar == nil {
-		if !term.IsTerminal(int(os.Stderr.Fd())) {
-			return
-		}
-		b.bars = mpb.New(mpb.WithOutput(os.Stderr), mpb.WithWidth(60))
-		b.bar = b.bars.AddBar(int64(total),
-			mpb.PrependDecorators(decor.CountersNoUnit("%d / %d rows")),
-			mpb.AppendDecorators(decor.AverageETA(decor.ET_STYLE_GO)))
-	}
-	b.bar.SetCurrent(int64(done))
-}
-
-// close leaves a full bar where it is and takes away another.
-func (b *rowsBar) close() {
-	if b.bar != nil {
-		b.bar.Abort(true)
-		b.bars.Wait()
-	}
 }

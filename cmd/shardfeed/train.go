@@ -140,7 +140,7 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 		stop = min(last, o.steps)
 	}
 	report := newReporter(world.Rank, o.json, ddp.Steps(), stop)
-	defer report.close()
+	defer report.bar.close()
 	var firstStep time.Time
 	var rows int
 	began, aside := time.Now(), time.Duration(0) // time that is not training: evaluation, checkpoints

@@ -10,94 +10,69 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
-	"golang.org/x/term"
-
 	"github.com/shardfeed/shardfeed/batch"
 	"github.com/shardfeed/shardfeed/sampler"
 )
 
-// reporter tells what a run does: as JSON lines on out for scripts, or in
-// words on errs, with a progress bar where that is a terminal. Only rank 0 has
-// one that speaks.
+// reporter tells what a run does: as JSON lines on standard output for scripts,
+// or in words on standard error. Only rank 0 has one that speaks.
 type reporter struct {
-	quiet     bool
-	json      *json.Encoder // nil: in words
-	out, errs io.Writer
-	bars      *mpb.Progress
-	bar       *mpb.Bar
+	quiet       bool
+	json        *json.Encoder // nil: in words
+	bar         progressBar
+	done, steps int
 }
 
 func newReporter(rank int, asJSON bool, done, steps int) *reporter {
-	r := &reporter{quiet: rank != 0, out: os.Stdout, errs: os.Stderr}
-	switch {
-	case r.quiet:
-	case asJSON:
+	r := &reporter{quiet: rank != 0, done: done, steps: steps, bar: progressBar{format: "step %d / %d"}}
+	if asJSON {
 		r.json = json.NewEncoder(os.Stdout)
-	case term.IsTerminal(int(os.Stderr.Fd())):
-		r.bars = mpb.New(mpb.WithOutput(os.Stderr), mpb.WithWidth(60))
-		r.bar = r.bars.AddBar(int64(steps),
-			mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d")),
-			mpb.AppendDecorators(decor.AverageETA(decor.ET_STYLE_GO)))
-		r.bar.SetCurrent(int64(done))
-		r.errs = r.bars // lines go above the bar
 	}
 	return r
 }
 
 func (r *reporter) step(epoch, step int, loss float64) error {
-	switch {
-	case r.bar != nil:
-		r.bar.Increment()
-	case r.json != nil:
-		return r.json.Encode(struct {
-			Epoch int     `json:"epoch"`
-			Step  int     `json:"step"`
-			Loss  float64 `json:"loss"`
-		}{epoch, step, loss})
-	}
-	return nil
-}
-
-func (r *reporter) epoch(epoch int, loss float64, e evaluation) error {
-	if r.json != nil {
-		return r.json.Encode(struct {
-			Epoch    int     `json:"epoch"`
-			Accuracy float64 `json:"test_accuracy"`
-		}{epoch, e.accuracy()})
-	}
-	return r.say("epoch %d: loss %.4f, test accuracy %.2f %% of %d", epoch, loss, 100*e.accuracy(), e.samples)
-}
-
-func (r *reporter) say(format string, args ...any) error {
-	if r.quiet || r.json != nil {
-		return nil
-	}
-	_, err := fmt.Fprintf(r.errs, format+"\n", args...)
-	return err
-}
-
-func (r *reporter) summary(s summary) error {
-	r.close()
+	r.done++
 	switch {
 	case r.quiet:
 		return nil
-	case r.json != nil:
-		return r.json.Encode(s)
+	case r.json == nil:
+		r.bar.set(r.done, r.steps)
+		return nil
 	}
-	_, err := fmt.Fprintf(r.out, "%d steps (%d epochs) on %d ranks in %.1f s: test accuracy %.2f %% of %d samples; %.0f samples/s, %.1f %% of the time waiting for data; matrix products by %s\n",
-		s.Steps, s.Epochs, s.World, s.Seconds, 100*s.Accuracy, s.Samples, s.Rate, 100*s.Wait, s.BLAS)
-	return err
+	return r.json.Encode(struct {
+		Epoch int     `json:"epoch"`
+		Step  int     `json:"step"`
+		Loss  float64 `json:"loss"`
+	}{epoch, step, loss})
 }
 
-// close takes the bar off the terminal. It may be called twice.
-func (r *reporter) close() {
-	if r.bar != nil {
-		r.bar.Abort(true)
-		r.bars.Wait()
-		r.bar, r.errs = nil, os.Stderr
+func (r *reporter) epoch(epoch int, loss float64, e evaluation) error {
+	switch {
+	case r.quiet:
+		return nil
+	case r.json == nil:
+		r.bar.close()
+		_, err := fmt.Fprintf(os.Stderr, "epoch %d: loss %.4f, test accuracy %.2f %% of %d\n", epoch, loss, 100*e.accuracy(), e.samples)
+		return err
 	}
+	return r.json.Encode(struct {
+		Epoch    int     `json:"epoch"`
+		Accuracy float64 `json:"test_accuracy"`
+	}{epoch, e.accuracy()})
+}
+
+func (r *reporter) summary(s summary) error {
+	r.bar.close()
+	switch {
+	case r.quiet:
+		return nil
+	case r.json == nil:
+		_, err := fmt.Printf("%d steps (%d epochs) on %d ranks in %.1f s: test accuracy %.2f %% of %d samples; %.0f samples/s, %.1f %% of the time waiting for data; matrix products by %s\n",
+			s.Steps, s.Epochs, s.World, s.Seconds, 100*s.Accuracy, s.Samples, s.Rate, 100*s.Wait, s.BLAS)
+		return err
+	}
+	return r.json.Encode(s)
 }
 
 // samplesLog is a file with a line "epoch step sample sample …" for each step
