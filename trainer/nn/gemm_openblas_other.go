@@ -1,4 +1,4 @@
-//go:build !((linux || darwin) && (amd64 || arm64))
+//go:build !((linux || darwin) && (amd64 || arm64)) || noopenblas
 
 package nn
 
@@ -8,5 +8,5 @@ import (
 )
 
 func openBLAS() (*engine, error) {
-	return nil, fmt.Errorf("openblas is not loaded on %s/%s: choose vek or go", runtime.GOOS, runtime.GOARCH)
+	return nil, fmt.Errorf("openblas cannot be loaded by this program, built for %s/%s or with the tag noopenblas: choose vek or go", runtime.GOOS, runtime.GOARCH)
 }
