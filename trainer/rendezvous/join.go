@@ -158,7 +158,8 @@ func (w World) listen() (net.Listener, error) {
 // dial reaches rank 0, or fails when ctx ends. The listener may be open long
 // before rank 0 serves it, so the answer may take its time.
 func (s *Store) dial(ctx context.Context, hello message, waited string) (first message, err error) {
-	cause := errors.New("not tried")
+	untried := errors.New("not tried")
+	cause := untried
 	for ctx.Err() == nil {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp", s.world.Addr)
 		if err == nil {
@@ -176,7 +177,7 @@ func (s *Store) dial(ctx context.Context, hello message, waited string) (first m
 				return first, fmt.Errorf("rendezvous: what answers at %s is not rank 0 but another program (%w): give all ranks another MASTER_PORT", s.world.Addr, err)
 			}
 			cause = errors.New("it listens, but does not answer")
-		} else if ctx.Err() == nil {
+		} else if cause == untried || !os.IsTimeout(err) { // ctx's own end says less
 			cause = err
 		}
 		select {
