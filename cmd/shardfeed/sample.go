@@ -16,7 +16,7 @@ import (
 
 // mostTorch is a permutation of 64 GiB. Go cannot recover from asking for more
 // memory than there is.
-const mostTorch = 1 << 33
+const mostTorch int64 = 1 << 33
 
 func newSample() *cobra.Command {
 	var (
@@ -46,7 +46,7 @@ the keyed and the sequential order.`,
 				return usagef("--world is %d: give the number of ranks", d.World)
 			case epoch < 0, skip < 0:
 				return usagef("--epoch is %d and --skip is %d: both count from 0", epoch, skip)
-			case order == "torch" && n > mostTorch:
+			case order == "torch" && int64(n) > mostTorch:
 				return usagef("--order torch keeps the permutation of an epoch in memory, %d GiB for --n %d: take --order keyed, which computes it", n>>27, n)
 			case limit < -1:
 				return usagef("--limit is %d: give a number of samples, or -1 for all", limit)
