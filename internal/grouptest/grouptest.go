@@ -171,7 +171,7 @@ func memory[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
 			return err
 		}
 	}
-	for _, n := range []int{-1, math.MaxInt/8, math.MaxInt, math.MinInt} {
+	for _, n := range []int{-1, math.MaxInt / 8, math.MaxInt, math.MinInt} {
 		if _, err := g.Alloc(n); err == nil {
 			return fmt.Errorf("memory for %d values is no error", n)
 		}
