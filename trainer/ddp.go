@@ -70,18 +70,18 @@ func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt O
 		return nil, err
 	}
 	var err error
-	if d.value, err = g.Alloc(d.end(len(d.params))); err != nil {
+	if d.value, err = g.Alloc(d.size()); err != nil {
 		return nil, fmt.Errorf("trainer: memory for the values: %w", err)
 	}
-	if d.grad, err = g.Alloc(d.end(len(d.params))); err != nil {
+	if d.grad, err = g.Alloc(d.size()); err != nil {
 		return nil, fmt.Errorf("trainer: memory for the gradients: %w", err)
 	}
 	for i, p := range d.params {
-		p.Value = d.value.Slice(d.offsets[i], d.end(i+1))
-		p.Grad = d.grad.Slice(d.offsets[i], d.end(i+1))
+		p.Value = d.value.Slice(d.offsets[i], d.offsets[i+1])
+		p.Grad = d.grad.Slice(d.offsets[i], d.offsets[i+1])
 	}
 	for _, ends := range plan(d.params, cfg) {
-		d.buckets = append(d.buckets, bucket[V]{ends[0], ends[1], d.grad.Slice(d.offsets[ends[0]], d.end(ends[1]+1))})
+		d.buckets = append(d.buckets, bucket[V]{ends[0], ends[1], d.grad.Slice(d.offsets[ends[0]], d.offsets[ends[1]+1])})
 	}
 	if err := m.Init(cfg.Seed); err != nil {
 		return nil, fmt.Errorf("trainer: %w", err)
@@ -92,7 +92,8 @@ func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt O
 	return d, nil
 }
 
-func (d *DDP[B, V]) end(params int) int { return d.offsets[params] }
+// size is the number of values of all parameters.
+func (d *DDP[B, V]) size() int { return d.offsets[len(d.params)] }
 
 // plan cuts the parameters into buckets, from the last one backwards, which is
 // the order in which a backward pass completes them. A bucket closes before
@@ -242,12 +243,12 @@ func (d *DDP[B, V]) Save() ([]Tensor, error) {
 }
 
 func (d *DDP[B, V]) tensors(prefix string, arena V) (tensors []Tensor, err error) {
-	if arena.Len() != d.end(len(d.params)) {
-		return nil, fmt.Errorf("trainer: the optimizer's state %q has %d values, the model %d", prefix, arena.Len(), d.end(len(d.params)))
+	if arena.Len() != d.size() {
+		return nil, fmt.Errorf("trainer: the optimizer's state %q has %d values, the model %d", prefix, arena.Len(), d.size())
 	}
 	for i, p := range d.params {
 		t := Tensor{Name: prefix + p.Name, Shape: p.Shape, Data: make([]float32, p.Len())}
-		if err := arena.Slice(d.offsets[i], d.end(i+1)).Read(t.Data); err != nil {
+		if err := arena.Slice(d.offsets[i], d.offsets[i+1]).Read(t.Data); err != nil {
 			return nil, fmt.Errorf("trainer: reading %s: %w", t.Name, err)
 		}
 		tensors = append(tensors, t)
@@ -297,7 +298,7 @@ func (d *DDP[B, V]) arenas(tensors []Tensor) (map[string][]float32, error) {
 			continue
 		}
 		if arenas[state] == nil {
-			arenas[state] = make([]float32, d.end(len(d.params)))
+			arenas[state] = make([]float32, d.size())
 		}
 		copy(arenas[state][d.offsets[i]:], t.Data)
 		seen[state+"."+name] = true

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shardfeed/shardfeed/internal/mnist"
+	"github.com/shardfeed/shardfeed/sampler"
 	"github.com/shardfeed/shardfeed/trainer/launch"
 	"github.com/shardfeed/shardfeed/trainer/nn"
 )
@@ -129,8 +130,8 @@ func (o *trainOptions) validate() error {
 	if o.checkpoint == "" && (o.resume || o.checkpointEvery > 0) {
 		errs = append(errs, errors.New("--resume and --checkpoint-every need --checkpoint DIR"))
 	}
-	if !slices.Contains([]string{"keyed", "torch", "sequential"}, o.order) {
-		errs = append(errs, fmt.Errorf("--order is %q: give keyed, torch or sequential", o.order))
+	if _, err := sampler.ByName(o.order, 0); err != nil {
+		errs = append(errs, fmt.Errorf("--order is %q: %w", o.order, err))
 	}
 	return errors.Join(errs...)
 }

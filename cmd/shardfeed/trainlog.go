@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -118,13 +116,10 @@ func cutSamplesLogs(dir string, at sampler.Cursor) error {
 // before is the lines of a log before the cursor. A line without its end, left
 // by a killed run, goes, too.
 func before(text []byte, at sampler.Cursor) (kept []byte, err error) {
-	for n, lines := 1, bufio.NewReader(bytes.NewReader(text)); ; n++ {
-		line, err := lines.ReadBytes('\n')
-		if err == io.EOF {
-			return kept, nil
-		}
-		if err != nil {
-			return nil, err
+	n := 0
+	for line := range bytes.Lines(text) {
+		if n++; !bytes.HasSuffix(line, []byte("\n")) {
+			break
 		}
 		var epoch, step int
 		if _, err := fmt.Sscan(string(line), &epoch, &step); err != nil {
@@ -134,6 +129,7 @@ func before(text []byte, at sampler.Cursor) (kept []byte, err error) {
 			kept = append(kept, line...)
 		}
 	}
+	return kept, nil
 }
 
 func openSamplesLog(dir string, rank int) (*samplesLog, error) {

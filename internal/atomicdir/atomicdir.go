@@ -80,7 +80,7 @@ func sweep(parent, prefix string) error {
 // fs.ErrExist, and so is a file. After an error of Rename the caller calls
 // Remove.
 func (d *Dir) Rename(target string) error {
-	if err := syncDir(d.Name); err != nil {
+	if err := SyncDir(d.Name); err != nil {
 		return err
 	}
 	if old, err := os.Lstat(target); err == nil && old.IsDir() {
@@ -92,7 +92,7 @@ func (d *Dir) Rename(target string) error {
 	if err := os.Rename(d.Name, target); err != nil {
 		return err
 	}
-	return errors.Join(syncDir(filepath.Dir(target)), d.unlock())
+	return errors.Join(SyncDir(filepath.Dir(target)), d.unlock())
 }
 
 // Remove removes the directory with its files.

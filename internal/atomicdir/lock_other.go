@@ -11,5 +11,5 @@ const canLock = false
 // lock keeps nothing open: an open directory cannot be renamed everywhere.
 func lock(string) (*os.File, error) { return nil, nil }
 
-// syncDir does nothing: directories cannot be synced here.
-func syncDir(string) error { return nil }
+// SyncDir does nothing: directories cannot be synced here.
+func SyncDir(string) error { return nil }

@@ -26,7 +26,8 @@ func lock(name string) (*os.File, error) {
 	return f, nil
 }
 
-func syncDir(name string) error {
+// SyncDir brings the names in a directory to the disk.
+func SyncDir(name string) error {
 	d, err := os.Open(name)
 	if err != nil {
 		return err

@@ -42,7 +42,7 @@ loader/arrowipc                  < x internal/atomicdir internal/manifest loader
 loader/arrowipc/internal/ipcfile < x internal/mmap github.com/google/flatbuffers
 
 trainer/optim      < x trainer github.com/viterin/vek
-trainer/checkpoint < x trainer
+trainer/checkpoint < x trainer internal/atomicdir
 trainer/nn         < x trainer github.com/viterin/vek github.com/ebitengine/purego
 trainer/rendezvous < x
 trainer/local      < x trainer trainer/rendezvous trainer/local/internal/board trainer/local/internal/shm trainer/local/internal/sum

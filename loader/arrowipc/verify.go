@@ -67,8 +67,9 @@ func Verify(path string, report func(Problem)) (Verified, error) {
 
 // readAll reads every byte, and compares the checksum where there is one.
 func readAll(f *ipcfile.File, known manifests) error {
-	if idx, _ := known.beside(f.Name); idx.Find(f.Name) != nil {
-		return checkSum(f, idx, idx.Find(f.Name))
+	idx, _ := known.beside(f.Name) // its error was add's
+	if entry := idx.Find(f.Name); entry != nil {
+		return checkSum(f, idx, entry)
 	}
 	return f.Touch()
 }

@@ -255,7 +255,7 @@ func createShard(name string, schema *arrow.Schema) (*shardFile, error) {
 		return nil, fmt.Errorf("arrowipc: %w", err)
 	}
 	s := &shardFile{f: f, buf: bufio.NewWriterSize(f, 1<<20)}
-	if s.FileWriter, err = ipc.NewFileWriter(s.sink(), ipc.WithSchema(schema)); err != nil {
+	if s.FileWriter, err = ipc.NewFileWriter(sink{s}, ipc.WithSchema(schema)); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("arrowipc: %s: %w", name, err)
 	}
@@ -263,8 +263,6 @@ func createShard(name string, schema *arrow.Schema) (*shardFile, error) {
 }
 
 // sink is what Arrow writes to. It asks where it is, and seeks nowhere.
-func (s *shardFile) sink() io.WriteSeeker { return sink{s} }
-
 type sink struct{ *shardFile }
 
 func (s sink) Write(p []byte) (int, error) {

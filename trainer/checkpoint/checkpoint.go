@@ -21,11 +21,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/shardfeed/shardfeed/internal/atomicdir"
 	"github.com/shardfeed/shardfeed/trainer"
 )
 
@@ -396,18 +396,6 @@ func (s saver) rename(from, to string) error {
 	return s.do("rename", to, func() error { return os.Rename(from, to) })
 }
 
-// syncDir brings the names in a directory to the disk. Windows has no such
-// operation, and does it by itself.
 func (s saver) syncDir(dir string) error {
-	if runtime.GOOS == "windows" {
-		return nil
-	}
-	return s.do("sync", dir, func() error {
-		d, err := os.Open(dir)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		return d.Sync()
-	})
+	return s.do("sync", dir, func() error { return atomicdir.SyncDir(dir) })
 }
