@@ -29,15 +29,24 @@ func (d Distributed) Cursor(global, epoch, step int) Cursor {
 	return Cursor{d.Order.String(), d.Seed, d.Tail, global, epoch, step}
 }
 
-// Resume says whether d with the global batch global visits what the run of c
-// would have visited after it: nil, or an error that names each field in which
-// they differ, or Validate's.
-func (d Distributed) Resume(c Cursor, global int) error {
+// Resume is where d with the global batch global goes on after c, so that the
+// rest of the epoch's order is visited and nothing twice. With the run's own
+// global batch that is c, or the start of the next epoch where c is at the end
+// of one. With another it is the same position in the order, where that is a
+// multiple of it; else the error says which positions are, and which global
+// batches fit this one. Another order, seed or tail is an error that names each.
+//
+// The epoch ends as d's epochs do: Drop leaves out what d leaves out, which
+// depends on World and the global batch, unless it has been visited before c.
+func (d Distributed) Resume(c Cursor, global int) (Cursor, error) {
 	if err := d.Validate(); err != nil {
-		return err
+		return Cursor{}, err
 	}
-	if c.Epoch < 0 || c.Step < 0 {
-		return fmt.Errorf("sampler: the cursor is at epoch %d, step %d: both count from 0", c.Epoch, c.Step)
+	if err := d.deals(global); err != nil {
+		return Cursor{}, err
+	}
+	if c.Epoch < 0 || c.Step < 0 || c.Global < 1 {
+		return Cursor{}, fmt.Errorf("sampler: the cursor is at epoch %d, step %d of a global batch of %d: the first two count from 0, the last from 1", c.Epoch, c.Step, c.Global)
 	}
 	var differ []string
 	compare := func(field string, then, now any) {
@@ -48,11 +57,86 @@ func (d Distributed) Resume(c Cursor, global int) error {
 	compare("order", c.Order, d.Order.String())
 	compare("seed", c.Seed, d.Seed)
 	compare("tail", c.Tail, d.Tail)
-	compare("global batch", c.Global, global)
 	if differ != nil {
-		return errors.New("sampler: the cursor is of another run: " + strings.Join(differ, "; "))
+		return Cursor{}, errors.New("sampler: the cursor is of another run: " + strings.Join(differ, "; "))
+	}
+	end := min(d.total(), d.Order.Len()) // of the samples that count
+	if c.Step >= steps(end, c.Global) {
+		return d.Cursor(global, c.Epoch+1, 0), nil
+	}
+	if position := c.Step * c.Global; position%global == 0 {
+		return d.Cursor(global, c.Epoch, position/global), nil
+	}
+	return Cursor{}, d.misfit(c, global, end)
+}
+
+// steps is how many global batches n positions make.
+func steps(n, global int) int {
+	if n%global > 0 {
+		return n/global + 1
+	}
+	return n / global
+}
+
+// deals says whether step s of a global batch visits the positions from
+// s·global on. See Global.
+func (d Distributed) deals(global int) error {
+	switch w := d.world(); {
+	case global < 1:
+		return fmt.Errorf("sampler: a global batch of %d: it has at least one sample", global)
+	case global != d.Global && (global%w > 0 || d.Global%w > 0):
+		return fmt.Errorf("sampler: a global batch of %d on %d ranks with Global %d: set Global to the global batch", global, w, d.Global)
 	}
 	return nil
+}
+
+// misfit says that the cursor's position, before the epoch's end, is no
+// multiple of the global batch, and what is.
+func (d Distributed) misfit(c Cursor, global, end int) error {
+	position := c.Step * c.Global
+	// Both batches end together after each of so many steps of the old one.
+	every := global / gcd(c.Global, global)
+	before := c.Step / every * every
+	after := "the end of the epoch"
+	if every < steps(end, c.Global)-before {
+		after = fmt.Sprintf("step %d (position %d)", before+every, (before+every)*c.Global)
+	}
+	var fitting string
+	if below, above := d.divisors(position, global); below > 0 && above > 0 {
+		fitting = fmt.Sprintf(", or here with a global batch of %d or %d", below, above)
+	} else if below+above > 0 {
+		fitting = fmt.Sprintf(", or here with a global batch of %d", below+above)
+	}
+	return fmt.Errorf("sampler: the cursor is at position %d of epoch %d (step %d of the global batch %d), no multiple of the global batch %d: go on from a checkpoint at step %d (position %d) or %s%s",
+		position, c.Epoch, c.Step, c.Global, global, before, before*c.Global, after, fitting)
+}
+
+func gcd(a, b int) int {
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// divisors is the global batches next to global, from below and above, that
+// divide position and suit the ranks; 0 is none. It may miss some of a position
+// beyond 2^40.
+func (d Distributed) divisors(position, global int) (below, above int) {
+	for i := 1; i <= position/i && i <= 1<<20; i++ {
+		if position%i > 0 {
+			continue
+		}
+		for _, g := range [...]int{i, position / i} {
+			switch {
+			case g < d.world() || d.Global == 0 && g%d.world() > 0:
+			case g < global:
+				below = max(below, g)
+			case above == 0 || g < above:
+				above = g
+			}
+		}
+	}
+	return below, above
 }
 
 // Fingerprint is a hash of what all ranks have in common in the epoch: the

@@ -52,7 +52,7 @@ func ExamplePerRank() {
 	// [[2 5] [10 13] [18]]
 }
 
-// A run of two ranks goes on with three.
+// A run of two ranks goes on with three, and with another global batch.
 func ExampleDistributed_Resume() {
 	const global = 6
 	d := sampler.Distributed{Order: sampler.Keyed(60), Rank: 0, World: 2, Seed: 1, Global: global}
@@ -69,18 +69,25 @@ func ExampleDistributed_Resume() {
 		return
 	}
 	d = sampler.Distributed{Order: sampler.Keyed(60), Rank: 2, World: 3, Seed: 1, Global: global}
-	if err := d.Resume(c, global); err != nil {
+	at, err := d.Resume(c, global)
+	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	share := sampler.PerRank(global, d.World, d.Rank)
-	fmt.Println("rank 2 of 3 goes on with", slices.Collect(d.Epoch(c.Epoch, c.Step*share)))
+	fmt.Println("rank 2 of 3 goes on with", slices.Collect(d.Epoch(at.Epoch, at.Step*share)))
+
+	d.Global = 9 // another global batch, at the same position
+	at, err = d.Resume(c, d.Global)
+	fmt.Println("step", at.Step, err)
 
 	d.Seed = 2
-	fmt.Println(d.Resume(c, global))
+	_, err = d.Resume(c, d.Global)
+	fmt.Println(err)
 	// Output:
 	// {"order":"keyed/1(60)","seed":1,"tail":"pad","global":6,"epoch":0,"step":9}
 	// rank 2 of 3 goes on with [58 53]
+	// step 6 <nil>
 	// sampler: the cursor is of another run: seed 1, now 2
 }
 

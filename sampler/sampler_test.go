@@ -9,7 +9,9 @@ import (
 	"iter"
 	"math"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -238,6 +240,123 @@ func TestResumeOnAnotherWorld(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A run goes on with another global batch, on another number of ranks, where
+// the position is a multiple of it or the epoch is over: the samples before and
+// after, padding aside, are the epoch's order, none missing but those of the
+// new run's tail. Elsewhere it is refused, and all that the error proposes works.
+func TestResumeOnAnotherBatch(t *testing.T) {
+	for n := range 20 {
+		for _, tail := range tails {
+			for _, old := range []sampler.Distributed{{World: 1, Global: 1}, {World: 2, Global: 3}, {World: 2, Global: 4}, {World: 3, Global: 4}, {World: 1, Global: 6}, {World: 4, Global: 9}} {
+				old.Order, old.Tail = deck(n), tail
+				for world := 1; world <= 4; world++ {
+					for global := world; global <= 12; global++ {
+						d := sampler.Distributed{Order: deck(n), World: world, Tail: tail, Global: global}
+						for step := range (n+old.Global-1)/old.Global + 2 {
+							checkResume(t, old, d, step)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// checkResume lets d go on after a step of old.
+func checkResume(t *testing.T, old, d sampler.Distributed, step int) {
+	t.Helper()
+	const epoch = 1
+	c := old.Cursor(old.Global, epoch, step)
+	at, err := d.Resume(c, d.Global)
+	end := len(visit(d, epoch, 0)) // of an epoch of d
+	position := min(step*old.Global, d.Order.Len())
+	switch {
+	case position%d.Global > 0 && position < end:
+		checkProposals(t, err, d, c, end)
+	case err != nil:
+		t.Fatalf("%+v after %+v: %v", d, c, err)
+	case position >= end:
+		if at != d.Cursor(d.Global, epoch+1, 0) {
+			t.Fatalf("%+v after %+v: %+v", d, c, at)
+		}
+	default:
+		got := slices.Concat(visit(old, epoch, 0)[:position], visit(d, at.Epoch, at.Step))
+		if want := list(d.Order, d.Seed, epoch)[:end]; !slices.Equal(got, want) {
+			t.Fatalf("%+v after %+v: %v, want %v", d, c, got, want)
+		}
+	}
+}
+
+// visit is the samples that all ranks together visit in an epoch of a deck from
+// a step on, padding aside.
+func visit(d sampler.Distributed, epoch, from int) (samples []int) {
+	var steps [][]int
+	for d.Rank = range d.World {
+		plan := batch.Sampler{Order: d.Epoch, Padded: d.Padded(), Size: sampler.PerRank(d.Global, d.World, d.Rank)}
+		for step := range plan.Epoch(epoch, from) {
+			for len(steps) <= step.Index-from {
+				steps = append(steps, nil)
+			}
+			steps[step.Index-from] = append(steps[step.Index-from], step.Samples[:step.Rows()]...)
+		}
+	}
+	for _, s := range steps {
+		slices.Sort(s) // as they stand in a deck
+		samples = append(samples, s...)
+	}
+	return samples
+}
+
+var proposals = regexp.MustCompile(`checkpoint at step (\d+) \(position (\d+)\) or (?:step (\d+) \(position (\d+)\)|the end of the epoch)(?:, or here with a global batch of (\d+)(?: or (\d+))?)?$`)
+
+// checkProposals follows the advice of an error; an epoch of d ends at end.
+func checkProposals(t *testing.T, err error, d sampler.Distributed, c sampler.Cursor, end int) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("%+v after %+v: no error", d, c)
+	}
+	found := proposals.FindStringSubmatch(err.Error())
+	if found == nil {
+		t.Fatalf("%+v after %+v: %v", d, c, err)
+	}
+	var number [7]int
+	for i, text := range found[1:] {
+		number[i+1], _ = strconv.Atoi(text)
+	}
+	after := number[3]
+	if found[3] == "" {
+		after = (end + c.Global - 1) / c.Global
+	}
+	if number[1] >= c.Step || after <= c.Step || number[2] != number[1]*c.Global || number[4] != number[3]*c.Global {
+		t.Fatalf("%v: that is for step %d", err, c.Step)
+	}
+	for at := c; number[1] <= after; number[1]++ {
+		at.Step = number[1]
+		if _, e := d.Resume(at, d.Global); (e == nil) != (at.Step == after || found[2] == strconv.Itoa(at.Step*c.Global)) {
+			t.Fatalf("%v, but at step %d: %v", err, at.Step, e)
+		}
+	}
+	// Of the global batches that fit, the next to the one that does not.
+	below, above := 0, 0
+	for global := d.World; global <= c.Step*c.Global; global++ {
+		other := d
+		other.Global = global
+		switch _, err := other.Resume(c, global); {
+		case err != nil || c.Step*c.Global%global > 0:
+		case global < d.Global:
+			below = global
+		case above == 0:
+			above = global
+		}
+	}
+	if below == 0 || above == 0 {
+		below, above = below+above, 0
+	}
+	if number[5] != below || number[6] != above {
+		t.Fatalf("%v, but %d and %d would fit", err, below, above)
 	}
 }
 

@@ -158,7 +158,7 @@ func rank(ctx context.Context, dir, kill string) error {
 		if err := json.Unmarshal(text, &at); err != nil {
 			return err
 		}
-		if err := order.Resume(at, global); err != nil {
+		if at, err = order.Resume(at, global); err != nil {
 			return err
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {

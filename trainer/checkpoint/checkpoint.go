@@ -3,8 +3,9 @@
 // A directory holds the checkpoints of one run:
 //
 //	step-500/model.safetensors   named tensors, as Python's safetensors reads them
-//	step-500/state.json          what the program wants besides: a cursor, its options
+//	step-500/state.json          the metric, and what the program wants besides: a cursor, its options
 //	latest                       "step-500\n"
+//	best                         "step-400\n", where checkpoints have metrics
 //
 // A checkpoint appears whole or not at all: it is written under a hidden name,
 // brought to the disk, and renamed. Whenever a process is killed or the power
@@ -19,14 +20,34 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/shardfeed/shardfeed/internal/atomicdir"
 	"github.com/shardfeed/shardfeed/trainer"
+)
+
+// Checkpoint is what a run goes on from.
+type Checkpoint struct {
+	// Step is how many steps the run has made.
+	Step int
+	// Tensors are the model's and the optimizer's.
+	Tensors []trainer.Tensor
+	// Metric is what the best checkpoint has the most of: an accuracy, or a
+	// loss with its sign changed. nil is not measured, and so are NaN and the
+	// infinities of a run that has diverged.
+	Metric *float64
+	// State is stored as JSON; its type may be any that encoding/json takes.
+	State any
+}
+
+// The names of checkpoints that Load and Peek take, beside step-500 and the like.
+const (
+	Latest = "latest" // the one that was saved last
+	Best   = "best"   // the one with the largest metric, of several the one of the lowest step
 )
 
 // format is the version of state.json that Save writes, and the newest that
@@ -37,58 +58,63 @@ const format = 1
 type stateFile struct {
 	Format int             `json:"format"`
 	Step   int             `json:"step"`
+	Metric *float64        `json:"metric,omitempty"`
 	State  json.RawMessage `json:"state"`
 }
 
 const (
-	modelName  = "model.safetensors"
-	stateName  = "state.json"
-	latestName = "latest"
-	temporary  = ".tmp-"      // before the name of what is being written or removed
-	replaced   = ".replaced-" // before the name of a checkpoint that is being replaced
+	modelName = "model.safetensors"
+	stateName = "state.json"
+	temporary = ".tmp-"      // before the name of what is being written or removed
+	replaced  = ".replaced-" // before the name of a checkpoint that is being replaced
 )
 
-// Save writes a checkpoint of the given step into dir, which it makes where
-// needed, and lets latest name it. state is stored as JSON; its type may be
-// any that encoding/json takes. A checkpoint of the same step is replaced.
-// Then all but the keep checkpoints of the highest steps are removed; the one
-// saved stays in any case, and with keep 0 all do.
+// Load reads the checkpoint of that name in dir and decodes its state into
+// state, a pointer, which is the result's State, too; nil leaves the state
+// unread. Tensors come in the order in which they were saved, names without
+// the prefix "module."; they are the caller's.
 //
-// One process at a time may save into dir: what another one was writing when
-// it was killed is removed. When Save fails nothing half-written is left, and
-// Load finds the checkpoint that it found before, or this one.
-func Save(dir string, step int, tensors []trainer.Tensor, state any, keep int) error {
-	return saver{}.save(dir, step, tensors, state, keep)
-}
-
-// Load reads the checkpoint that latest names, or that of the highest step
-// where there is no latest, and decodes its state into state, a pointer; nil
-// leaves the state unread. Tensors come in the order in which they were saved,
-// names without the prefix "module."; they are the caller's.
+// Latest is what the file latest names, or the highest step where there is no
+// such file. Best goes by the metrics; the file best is for other programs.
 //
-// The error is fs.ErrNotExist, by errors.Is, exactly where dir holds no
+// The error is fs.ErrNotExist, by errors.Is, exactly where dir holds no such
 // checkpoint or does not exist. Fields of the stored state that the type of
 // state lacks are an error, so that no option is lost unnoticed.
-func Load(dir string, state any) (tensors []trainer.Tensor, step int, err error) {
-	step, name, err := newest(dir)
+func Load(dir, name string, state any) (Checkpoint, error) {
+	c, path, err := peek(dir, name, state)
+	if err == nil {
+		c.Tensors, err = loadTensors(filepath.Join(path, modelName))
+	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("checkpoint: %w", err)
+		return Checkpoint{}, fmt.Errorf("checkpoint: %w", err)
 	}
-	if err := loadState(filepath.Join(name, stateName), step, state); err != nil {
-		return nil, 0, err
+	return c, nil
+}
+
+// Peek is Load without the tensors, which it does not open.
+func Peek(dir, name string, state any) (Checkpoint, error) {
+	c, _, err := peek(dir, name, state)
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("checkpoint: %w", err)
 	}
-	if tensors, err = loadTensors(filepath.Join(name, modelName)); err != nil {
-		return nil, 0, err
-	}
-	return tensors, step, nil
+	return c, nil
 }
 
 // Steps is the steps of the checkpoints in dir, in ascending order: none where
 // dir does not exist.
 func Steps(dir string) ([]int, error) {
+	steps, err := list(dir)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	return steps, nil
+}
+
+// list is Steps.
+func list(dir string) ([]int, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("checkpoint: %w", err)
+		return nil, err
 	}
 	var steps []int
 	for _, e := range entries {
@@ -101,37 +127,6 @@ func Steps(dir string) ([]int, error) {
 	return slices.Compact(steps), nil
 }
 
-// newest is the step of the checkpoint to load, and its directory.
-func newest(dir string) (step int, path string, err error) {
-	steps, err := Steps(dir)
-	if err != nil {
-		return 0, "", err
-	}
-	latest := filepath.Join(dir, latestName)
-	text, err := read(latest, 64)
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && len(steps) == 0:
-		return 0, "", fmt.Errorf("%s holds no checkpoint: %w", dir, fs.ErrNotExist)
-	case errors.Is(err, fs.ErrNotExist): // killed within the first Save
-		step = steps[len(steps)-1]
-	case err != nil:
-		return 0, "", err
-	default:
-		var ok bool
-		if step, ok = parseName(strings.TrimSuffix(string(text), "\n")); !ok {
-			return 0, "", fmt.Errorf("%s holds %q: it should name a checkpoint, as step-500 does", latest, text)
-		}
-		if !slices.Contains(steps, step) {
-			return 0, "", fmt.Errorf("%s names %s, which is missing: write the name of another one into it (there are the steps %d) or start in an empty directory", latest, stepName(step), steps)
-		}
-	}
-	path = filepath.Join(dir, stepName(step))
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		path = filepath.Join(dir, replaced+stepName(step))
-	}
-	return step, path, nil
-}
-
 func stepName(step int) string { return fmt.Sprintf("step-%d", step) }
 
 // parseName is the step that stepName names so.
@@ -140,6 +135,105 @@ func parseName(name string) (step int, ok bool) {
 	step, err := strconv.Atoi(digits)
 	return step, ok && err == nil && step >= 0 && stepName(step) == name
 }
+
+// place is the directory of the checkpoint of a step.
+func place(dir string, step int) string {
+	path := filepath.Join(dir, stepName(step))
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return filepath.Join(dir, replaced+stepName(step))
+	}
+	return path
+}
+
+// none is the step of no checkpoint.
+const none = -1
+
+// find is the step of the checkpoint of a name.
+func find(dir, name string) (step int, err error) {
+	steps, err := list(dir)
+	if err != nil {
+		return none, err
+	}
+	step, numbered := parseName(name)
+	switch {
+	case numbered && !slices.Contains(steps, step):
+		step = none
+	case numbered:
+	case name == Latest:
+		step, err = latest(dir, steps)
+	case name == Best:
+		step, err = best(dir, steps)
+	default:
+		err = fmt.Errorf("no checkpoint is called %q: use latest, best, or a name such as step-500", name)
+	}
+	if err == nil && step == none {
+		err = fmt.Errorf("%s holds no checkpoint %q, but the steps %d: %w", dir, name, steps, fs.ErrNotExist)
+	}
+	return step, err
+}
+
+// latest is the step that the file latest names, or the highest.
+func latest(dir string, steps []int) (step int, err error) {
+	path := filepath.Join(dir, Latest)
+	text, err := read(path, 64)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && len(steps) == 0:
+		return none, nil
+	case errors.Is(err, fs.ErrNotExist): // killed within the first Save
+		return steps[len(steps)-1], nil
+	case err != nil:
+		return none, err
+	}
+	step, ok := parseName(strings.TrimSuffix(string(text), "\n"))
+	if !ok {
+		return none, fmt.Errorf("%s holds %q: it should name a checkpoint, as step-500 does", path, text)
+	}
+	if !slices.Contains(steps, step) {
+		return none, fmt.Errorf("%s names %s, which is missing: write the name of another one into it (there are the steps %d) or start in an empty directory", path, stepName(step), steps)
+	}
+	return step, nil
+}
+
+// best is the step with the largest metric, of several the lowest.
+func best(dir string, steps []int) (step int, err error) {
+	step, top := none, math.Inf(-1)
+	for _, s := range steps {
+		file, err := readState(filepath.Join(place(dir, s), stateName), s)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a directory of that name, but no checkpoint
+		}
+		if err != nil {
+			return none, fmt.Errorf("whether %s is the best checkpoint is not known, mend it or remove it: %w", stepName(s), err)
+		}
+		if file.Metric != nil && *file.Metric > top {
+			step, top = s, *file.Metric
+		}
+	}
+	return step, nil
+}
+
+// peek is Peek; path is the checkpoint's directory.
+func peek(dir, name string, state any) (c Checkpoint, path string, err error) {
+	step, err := find(dir, name)
+	if err != nil {
+		return Checkpoint{}, "", err
+	}
+	path = place(dir, step)
+	file, err := readState(filepath.Join(path, stateName), step)
+	if err != nil {
+		return Checkpoint{}, "", opaque(err)
+	}
+	if state != nil {
+		if err := strict(file.State, state); err != nil {
+			return Checkpoint{}, "", fmt.Errorf("the state in %s is not this program's: %w", filepath.Join(path, stateName), err)
+		}
+	}
+	return Checkpoint{Step: step, Metric: file.Metric, State: state}, path, nil
+}
+
+// opaque is err, but not fs.ErrNotExist: the checkpoint exists, a file of it
+// is missing.
+func opaque(err error) error { return fmt.Errorf("%v", err) }
 
 // read is the content of a file of at most limit bytes.
 func read(path string, limit int64) ([]byte, error) {
@@ -155,32 +249,26 @@ func read(path string, limit int64) ([]byte, error) {
 	return text, err
 }
 
-func loadState(path string, step int, state any) error {
+// readState reads the state.json of a step, its State undecoded.
+func readState(path string, step int) (file stateFile, err error) {
 	text, err := read(path, 1<<28)
 	if err != nil {
-		return fmt.Errorf("checkpoint: %v", err) // not as fs.ErrNotExist: the checkpoint is there
+		return stateFile{}, err
 	}
 	var version struct{ Format int }
 	if err := json.Unmarshal(text, &version); err != nil {
-		return fmt.Errorf("checkpoint: %s: %w", path, err)
+		return stateFile{}, fmt.Errorf("%s: %w", path, err)
 	}
 	if version.Format < 1 || version.Format > format {
-		return fmt.Errorf("checkpoint: %s has the format %d, this program reads 1 to %d: use the version of shardfeed that wrote it", path, version.Format, format)
+		return stateFile{}, fmt.Errorf("%s has the format %d, this program reads 1 to %d: use the version of shardfeed that wrote it", path, version.Format, format)
 	}
-	var file stateFile
-	if err := strict(text, &file); err != nil {
-		return fmt.Errorf("checkpoint: %s: %w", path, err)
+	if err := errors.Join(unique(text), strict(text, &file)); err != nil {
+		return stateFile{}, fmt.Errorf("%s: %w", path, err)
 	}
 	if file.Step != step {
-		return fmt.Errorf("checkpoint: %s is of step %d, its directory of step %d", path, file.Step, step)
+		return stateFile{}, fmt.Errorf("%s is of step %d, its directory of step %d", path, file.Step, step)
 	}
-	if state == nil {
-		return nil
-	}
-	if err := strict(file.State, state); err != nil {
-		return fmt.Errorf("checkpoint: the state in %s is not this program's: %w", path, err)
-	}
-	return nil
+	return file, nil
 }
 
 // strict decodes one JSON value that v has all fields of.
@@ -190,212 +278,52 @@ func strict(text []byte, v any) error {
 	return d.Decode(v)
 }
 
+// unique fails where an object in the text, which is valid JSON, has a name
+// twice: encoding/json takes the last one, other programs the first.
+func unique(text []byte) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	return uniqueIn(d)
+}
+
+func uniqueIn(d *json.Decoder) error {
+	opened, err := d.Token()
+	if _, ok := opened.(json.Delim); err != nil || !ok {
+		return err
+	}
+	names := map[any]bool{}
+	for d.More() {
+		if opened == json.Delim('{') {
+			name, err := d.Token()
+			if err != nil {
+				return err
+			}
+			if names[name] {
+				return fmt.Errorf("the name %q stands twice in one object", name)
+			}
+			names[name] = true
+		}
+		if err := uniqueIn(d); err != nil {
+			return err
+		}
+	}
+	_, err = d.Token()
+	return err
+}
+
 func loadTensors(path string) ([]trainer.Tensor, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint: %v", err)
+		return nil, opaque(err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint: %v", err)
+		return nil, err
 	}
 	tensors, err := readTensors(f, info.Size())
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint: %s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return tensors, nil
-}
-
-// saver is the operations on files that a Save consists of. Tests let one of
-// them fail.
-type saver struct {
-	fault func(op, path string) error // called before each operation; nil: none fails
-}
-
-func (s saver) do(op, path string, f func() error) error {
-	if s.fault != nil {
-		if err := s.fault(op, path); err != nil {
-			return err
-		}
-	}
-	return f()
-}
-
-func (s saver) save(dir string, step int, tensors []trainer.Tensor, state any, keep int) error {
-	if step < 0 || keep < 0 {
-		return fmt.Errorf("checkpoint: step %d, keep %d: neither is below 0", step, keep)
-	}
-	own, err := json.Marshal(state)
-	if err != nil {
-		return fmt.Errorf("checkpoint: the state of step %d: %w", step, err)
-	}
-	text, err := json.MarshalIndent(stateFile{format, step, own}, "", "  ")
-	if err != nil {
-		return fmt.Errorf("checkpoint: the state of step %d: %w", step, err)
-	}
-	if err := s.publish(dir, step, tensors, append(text, '\n')); err != nil {
-		return fmt.Errorf("checkpoint: step %d is not saved: %w", step, err)
-	}
-	if err := s.prune(dir, step, keep); err != nil {
-		return fmt.Errorf("checkpoint: step %d is saved, but earlier ones are left over: %w", step, err)
-	}
-	return nil
-}
-
-// publish makes the checkpoint appear. Its operations come in such an order
-// that a process may be killed between any two: what newest finds is whole.
-func (s saver) publish(dir string, step int, tensors []trainer.Tensor, state []byte) (err error) {
-	if err := s.mkdirAll(dir); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.clean(dir))
-		}
-	}()
-	if err := s.clean(dir); err != nil {
-		return err
-	}
-	name := stepName(step)
-	path, next := filepath.Join(dir, name), filepath.Join(dir, temporary+name)
-	if err := s.fill(next, tensors, state); err != nil {
-		return err
-	}
-	if _, err := os.Stat(path); err == nil {
-		if err := s.rename(path, filepath.Join(dir, replaced+name)); err != nil {
-			return err
-		}
-	}
-	if err := s.rename(next, path); err != nil {
-		return err
-	}
-	if err := s.syncDir(dir); err != nil {
-		return err
-	}
-	return s.point(dir, name)
-}
-
-// fill writes a checkpoint into a new directory.
-func (s saver) fill(dir string, tensors []trainer.Tensor, state []byte) error {
-	if err := s.do("mkdir", dir, func() error { return os.Mkdir(dir, 0o777) }); err != nil {
-		return err
-	}
-	if err := s.write(filepath.Join(dir, modelName), func(w io.Writer) error { return writeTensors(w, tensors) }); err != nil {
-		return err
-	}
-	if err := s.write(filepath.Join(dir, stateName), func(w io.Writer) error { _, err := w.Write(state); return err }); err != nil {
-		return err
-	}
-	return s.syncDir(dir)
-}
-
-// point lets latest name a checkpoint.
-func (s saver) point(dir, name string) error {
-	next := filepath.Join(dir, temporary+latestName)
-	if err := s.write(next, func(w io.Writer) error { _, err := fmt.Fprintln(w, name); return err }); err != nil {
-		return err
-	}
-	if err := s.rename(next, filepath.Join(dir, latestName)); err != nil {
-		return err
-	}
-	return s.syncDir(dir)
-}
-
-// mkdirAll makes dir and the directories above it, and brings their names to
-// the disk.
-func (s saver) mkdirAll(dir string) error {
-	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	above := filepath.Dir(dir)
-	if err := s.mkdirAll(above); err != nil {
-		return err
-	}
-	if err := s.do("mkdir", dir, func() error { return os.Mkdir(dir, 0o777) }); err != nil {
-		return err
-	}
-	return s.syncDir(above)
-}
-
-// clean removes what a Save that did not end left: temporaries, and the
-// checkpoint that it replaced, which goes back to its place if that is empty.
-func (s saver) clean(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		if name, ok := strings.CutPrefix(e.Name(), replaced); ok {
-			home := filepath.Join(dir, name)
-			if _, err := os.Stat(home); errors.Is(err, fs.ErrNotExist) {
-				if err := s.rename(path, home); err != nil {
-					return err
-				}
-				continue
-			}
-		} else if !strings.HasPrefix(e.Name(), temporary) {
-			continue
-		}
-		if err := s.do("remove", path, func() error { return os.RemoveAll(path) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// prune removes what was replaced, and all checkpoints but that of step and
-// the others of the highest steps, keep in all. Each vanishes at once: it is
-// renamed before it is removed.
-func (s saver) prune(dir string, step, keep int) error {
-	steps, err := Steps(dir)
-	if err != nil {
-		return err
-	}
-	steps = slices.DeleteFunc(steps, func(other int) bool { return other == step })
-	if keep > 0 {
-		for _, other := range steps[:max(0, len(steps)-(keep-1))] {
-			if err := s.rename(filepath.Join(dir, stepName(other)), filepath.Join(dir, temporary+stepName(other))); err != nil {
-				return err
-			}
-		}
-	}
-	return s.clean(dir)
-}
-
-// write makes a file and brings its bytes to the disk.
-func (s saver) write(path string, content func(w io.Writer) error) error {
-	var f *os.File
-	err := s.do("create", path, func() (err error) { f, err = os.Create(path); return err })
-	if err != nil {
-		return err
-	}
-	err = content(writer{s, f})
-	if err == nil {
-		err = s.do("sync", path, f.Sync)
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	return err
-}
-
-// writer is an open file, each Write an operation of its own.
-type writer struct {
-	saver
-	f *os.File
-}
-
-func (w writer) Write(p []byte) (n int, err error) {
-	err = w.do("write", w.f.Name(), func() (err error) { n, err = w.f.Write(p); return err })
-	return n, err
-}
-
-func (s saver) rename(from, to string) error {
-	return s.do("rename", to, func() error { return os.Rename(from, to) })
-}
-
-func (s saver) syncDir(dir string) error {
-	return s.do("sync", dir, func() error { return atomicdir.SyncDir(dir) })
 }

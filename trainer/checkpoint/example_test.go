@@ -21,18 +21,20 @@ func Example() {
 	type cursor struct{ Epoch, Step int }
 	for range 2 {
 		var at cursor
-		tensors, step, err := checkpoint.Load(dir, &at)
+		c, err := checkpoint.Load(dir, checkpoint.Latest, &at)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			fmt.Println("from the beginning")
-			tensors = []trainer.Tensor{{Name: "fc1.bias", Shape: []int{2}, Data: []float32{0, 0}}}
+			c.Tensors = []trainer.Tensor{{Name: "fc1.bias", Shape: []int{2}, Data: []float32{0, 0}}}
 		case err != nil:
 			panic(err)
 		default:
-			fmt.Println("from step", step, at, tensors)
+			fmt.Println("from step", c.Step, at, c.Tensors)
 		}
-		tensors[0].Data[1]++ // training
-		if err := checkpoint.Save(dir, 500, tensors, cursor{1, 20}, 3); err != nil {
+		c.Tensors[0].Data[1]++ // training
+		accuracy := 0.97       // evaluation
+		c = checkpoint.Checkpoint{Step: 500, Tensors: c.Tensors, Metric: &accuracy, State: cursor{1, 20}}
+		if err := checkpoint.Save(dir, c, 3); err != nil { // the best one stays, too
 			panic(err)
 		}
 	}
