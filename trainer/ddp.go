@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"math"
 	"slices"
-	"strings"
-	"sync"
+	"time"
 )
 
 // Config says how DDP works. Its zero value works.
@@ -14,6 +15,22 @@ type Config struct {
 	Seed        uint64 // given to Model.Init
 	FirstBucket int    // bytes of the first bucket of gradients to be averaged; 0: 1 MiB, small so that averaging begins early
 	Bucket      int    // bytes of the others; 0: 25 MiB
+	// Accumulate is how many Steps make an update: the gradients of all but
+	// the last are added up without communication. 0: 1.
+	Accumulate int
+	// GlobalBatch is the rows of an update, over all ranks and accumulated
+	// steps, where most have as many: those need no correction after the sum.
+	// It changes nothing but rounding. 0: not known.
+	GlobalBatch int
+	// FindUnused allows that parameters have no gradient in an update. Without
+	// one on any rank a parameter stays as it is, momenta included. It costs a
+	// bit a parameter in what ranks exchange. Without FindUnused an unused
+	// parameter is an error.
+	FindUnused bool
+	// SkipNonFinite leaves out an update where a rank's loss or gradient is
+	// infinite or NaN; Stats counts them. Without it that is a
+	// *NonFiniteError.
+	SkipNonFinite bool
 	// Agree is what else must be the same on every rank, an item a line: the
 	// order of the samples, their seed, the global batch. New compares it.
 	Agree []string
@@ -26,6 +43,7 @@ func (c *Config) setDefaults() {
 	if c.Bucket <= 0 {
 		c.Bucket = 25 << 20
 	}
+	c.Accumulate = max(1, c.Accumulate)
 }
 
 // DDP trains a model on all ranks of a group: every rank computes the
@@ -35,126 +53,218 @@ func (c *Config) setDefaults() {
 // The average is that of all rows that count, wherever they lie: a rank's
 // gradient weighs as many rows as it has (B's method Rows() int; without one,
 // all ranks' batches weigh the same), and padding weighs nothing. So any split
-// of a global batch over any number of ranks gives one and the same step, but
-// for rounding.
+// of a global batch over ranks and accumulated steps gives one and the same
+// update, but for rounding.
 //
-// Its methods are not safe for concurrent use.
+// For that a rank scales its gradient by rows/GlobalBatch before the sum. Once
+// the ranks have told each other their rows, with the loss, the optimizer
+// scales the sum by what GlobalBatch was wrong.
+//
+// Several DDPs may share a group, as a generator and a discriminator do, if
+// all ranks step them in the same order. The methods of a DDP are not safe for
+// concurrent use.
 type DDP[B any, V Span[V]] struct {
-	group       Group[V]
 	model       Model[B, V]
 	opt         Optimizer[V]
-	params      []*Param[V]
+	cfg         Config
+	parts       []Part // where the parameters lie in value; the trained ones lie there as they lie in grad
+	trained     []int  // their numbers
 	value, grad V
-	offsets     []int // of the parameters in the arenas, and the end
-	buckets     []bucket[V]
-	steps       int
+	buffers     V // the end of value
+	*reduction[V]
+
+	nominal float64 // rows of an update by which gradients are scaled
+	pending int     // steps without communication since the last update
+	rows    int     // of this rank since then
+	loss    float64 // the sum over them
+	used    []bool  // parameters that had a gradient since then
+	message []byte  // for what is exchanged with the others
+	stats   Stats
+	steps   int
 }
 
-// bucket is neighbours in the gradient arena that are averaged together.
-type bucket[V any] struct {
-	first, last int // parameters
-	grad        V
-}
-
-// New makes the ranks of g one training run. It compares the model and
-// cfg.Agree between all ranks, and fails on all of them alike where something
-// differs. It gives the model its memory, calls its Init and broadcasts rank
-// 0's values. The memory is the group's: it lives until g.Close.
+// New makes the ranks of g one training run. It compares the model and cfg
+// between all ranks, and fails on all of them alike where something differs.
+// It gives the model its memory, calls its Init and broadcasts rank 0's
+// values. The memory is the group's: it lives until g.Close.
 func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt Optimizer[V], cfg Config) (*DDP[B, V], error) {
 	cfg.setDefaults()
-	d := &DDP[B, V]{group: g, model: m, opt: opt, params: m.Params(), offsets: []int{0}}
-	for _, p := range d.params {
-		d.offsets = append(d.offsets, d.offsets[len(d.offsets)-1]+p.Len())
+	d := &DDP[B, V]{model: m, opt: opt, cfg: cfg, nominal: float64(cfg.GlobalBatch)}
+	if cfg.GlobalBatch <= 0 {
+		d.nominal = float64(g.Size() * cfg.Accumulate)
 	}
-	if err := compare(ctx, g, fingerprint(g.Size(), d.params, cfg)); err != nil {
+	params := m.Params()
+	if err := compare(ctx, g, fingerprint(g.Size(), params, cfg)); err != nil {
 		return nil, err
 	}
-	var err error
-	if d.value, err = g.Alloc(d.size()); err != nil {
+	trained, unchanged, err := d.place(params)
+	if err != nil {
+		return nil, err
+	}
+	size := d.size()
+	if d.value, err = g.Alloc(size); err != nil {
 		return nil, fmt.Errorf("trainer: memory for the values: %w", err)
 	}
-	if d.grad, err = g.Alloc(d.size()); err != nil {
+	if d.grad, err = g.Alloc(trained); err != nil {
 		return nil, fmt.Errorf("trainer: memory for the gradients: %w", err)
 	}
-	for i, p := range d.params {
-		p.Value = d.value.Slice(d.offsets[i], d.offsets[i+1])
-		p.Grad = d.grad.Slice(d.offsets[i], d.offsets[i+1])
+	d.buffers = d.value.Slice(unchanged, size)
+	for i, p := range params {
+		at := d.parts[i]
+		if p.Value = d.value.Slice(at.From, at.To); p.Role == Trained {
+			p.Grad = d.grad.Slice(at.From, at.To)
+		}
 	}
-	for _, ends := range plan(d.params, cfg) {
-		d.buckets = append(d.buckets, bucket[V]{ends[0], ends[1], d.grad.Slice(d.offsets[ends[0]], d.offsets[ends[1]+1])})
+	d.reduction = newReduction(g, params, d.trained, cfg)
+	for k, b := range d.buckets {
+		d.buckets[k].grad = d.grad.Slice(d.parts[b.params[0]].From, d.parts[b.params[len(b.params)-1]].To)
 	}
+	d.used = make([]bool, len(params))
 	if err := m.Init(cfg.Seed); err != nil {
 		return nil, fmt.Errorf("trainer: %w", err)
 	}
 	if err := g.Broadcast(ctx, d.value, 0); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("trainer: the first values: %w", err)
 	}
 	return d, nil
 }
 
-// size is the number of values of all parameters.
-func (d *DDP[B, V]) size() int { return d.offsets[len(d.params)] }
-
-// plan cuts the parameters into buckets, from the last one backwards, which is
-// the order in which a backward pass completes them. A bucket closes before
-// the parameter that would make it too large, so that what is small is on its
-// way while a large gradient is still computed.
-func plan[V any](params []*Param[V], cfg Config) (buckets [][2]int) {
-	room := cfg.FirstBucket
-	for last := len(params) - 1; last >= 0; {
-		first, size := last, 4*params[last].Len()
-		for first > 0 && size+4*params[first-1].Len() <= room {
-			first--
-			size += 4 * params[first].Len()
+// place gives every parameter its place: trained ones first, then frozen
+// ones, then buffers, so that each kind is one span. It returns where the
+// first and the second end.
+func (d *DDP[B, V]) place(params []*Param[V]) (trained, unchanged int, err error) {
+	d.parts = make([]Part, len(params))
+	names, end := map[string]bool{}, 0
+	for role, ends := range []*int{Trained: &trained, Frozen: &unchanged, Buffer: new(int)} {
+		for i, p := range params {
+			if p.Role != Role(role) {
+				continue
+			}
+			if names[p.Name] {
+				return 0, 0, fmt.Errorf("trainer: two parameters of the model have the name %s", p.Name)
+			}
+			names[p.Name] = true
+			if p.Role == Trained {
+				d.trained = append(d.trained, i)
+			}
+			d.parts[i] = Part{p.Name, p.Shape, end, end + p.Len()}
+			end = d.parts[i].To
 		}
-		buckets = append(buckets, [2]int{first, last})
-		last, room = first-1, cfg.Bucket
+		*ends = end
 	}
-	return buckets
+	switch {
+	case len(names) < len(params):
+		return 0, 0, errors.New("trainer: a parameter of the model has a Role that does not exist")
+	case trained == 0:
+		return 0, 0, errors.New("trainer: no parameter of the model is trained: there is nothing for DDP to do")
+	}
+	return trained, unchanged, nil
 }
 
-// Steps is the number of updates so far, those before a Restore included.
+// size is the number of values of all parameters.
+func (d *DDP[B, V]) size() (n int) {
+	for _, at := range d.parts {
+		n = max(n, at.To)
+	}
+	return n
+}
+
+// Steps is the number of updates so far, those before a Restore and those
+// skipped included.
 func (d *DDP[B, V]) Steps() int { return d.steps }
 
-// Step makes one update with the batch of this rank and those of the others,
-// and returns the mean loss of the rows of all ranks. An error means that the
-// values are not to be trusted: end the rank with it.
+// Pending is the number of steps since the last update.
+func (d *DDP[B, V]) Pending() int { return d.pending }
+
+// Step computes the gradient of this rank's batch. Every Accumulate-th one
+// makes an update, together with the other ranks, and returns the mean loss of
+// all rows of all ranks since the last update. The others return the loss of
+// their own batch. An error means that the values are not to be trusted: end
+// the rank with it.
 func (d *DDP[B, V]) Step(ctx context.Context, b B) (loss float64, err error) {
-	mine := float64(rows(b))
-	all, err := Totals(ctx, d.group, mine)
-	if err != nil {
+	if d.pending+1 < d.cfg.Accumulate {
+		return d.NoSync(ctx, b)
+	}
+	return d.update(ctx, func() error {
+		_, err := d.compute(ctx, b, func(param int) { d.ready(ctx, param) })
+		return err
+	})
+}
+
+// NoSync adds up the gradient of this rank's batch without communication,
+// for the next update: accumulation by hand. It returns the batch's loss.
+func (d *DDP[B, V]) NoSync(ctx context.Context, b B) (loss float64, err error) {
+	d.reduction.reset()
+	d.pending++
+	if loss, err = d.compute(ctx, b, d.note); err != nil {
 		return 0, err
 	}
-	scale := 0.0
-	if all[0] > 0 {
-		scale = mine / all[0]
+	return loss, d.unused()
+}
+
+// Idle takes part in a step of the other ranks for which this one has no
+// batch. It returns what their Step returns, or 0 where that makes no update.
+func (d *DDP[B, V]) Idle(ctx context.Context) (loss float64, err error) {
+	idle := func() error {
+		if m, ok := d.model.(interface{ Idle(context.Context) error }); ok {
+			return m.Idle(ctx)
+		}
+		return nil
 	}
-	r := reduction[B, V]{ddp: d, pending: make([]int, len(d.buckets)), done: make([]bool, len(d.params))}
-	for k, b := range d.buckets {
-		r.pending[k] = b.last - b.first + 1
+	if d.pending+1 < d.cfg.Accumulate {
+		d.pending++
+		return 0, idle()
 	}
-	if loss, err = d.model.Step(ctx, b, scale, func(param int) { r.ready(ctx, param) }); err != nil {
-		return 0, err
-	}
-	// The others wait for this rank where an all-reduce has begun: an error
-	// returns at once, and ends them through the group.
-	if err := r.complete(); err != nil {
-		return 0, err
-	}
-	sum, err := Totals(ctx, d.group, loss*scale)
-	if err != nil {
-		return 0, err
-	}
-	for _, wait := range r.waits {
-		if err := wait(); err != nil {
-			return 0, err
+	return d.update(ctx, idle)
+}
+
+// Join ranges over batches, for a loop whose body calls Step, where the ranks
+// have different numbers of them. When this rank's end it goes on with Idle
+// until there were as many as the largest number, steps. That costs nothing
+// where all have as many. A rank can compute the others' numbers, as it can
+// their order; where it can't, Gather finds the largest.
+func (d *DDP[B, V]) Join(ctx context.Context, steps int, batches iter.Seq2[B, error]) iter.Seq2[B, error] {
+	return func(yield func(B, error) bool) {
+		n := 0
+		for b, err := range batches {
+			if n++; err == nil && n > steps {
+				var none B
+				b, err = none, fmt.Errorf("trainer: rank %d has more than the %d batches that Join was told of", d.group.Rank(), steps)
+			}
+			if !yield(b, err) || err != nil {
+				return
+			}
+		}
+		for ; n < steps; n++ {
+			if _, err := d.Idle(ctx); err != nil {
+				var none B
+				yield(none, err)
+				return
+			}
 		}
 	}
-	if err := d.opt.Update(d.steps, d.value, d.grad); err != nil {
-		return 0, fmt.Errorf("trainer: step %d: %w", d.steps, err)
+}
+
+// Flush makes the update of steps that are pending, fewer than Accumulate:
+// at the end of an epoch, for instance. Without any it does nothing.
+func (d *DDP[B, V]) Flush(ctx context.Context) (loss float64, err error) {
+	if d.pending == 0 {
+		return 0, nil
 	}
-	d.steps++
-	return sum[0], nil
+	return d.update(ctx, func() error { return nil })
+}
+
+// compute runs the model on a batch.
+func (d *DDP[B, V]) compute(ctx context.Context, b B, ready func(param int)) (loss float64, err error) {
+	n := rows(b)
+	if loss, err = d.model.Step(ctx, b, float64(n)/d.nominal, ready); err == nil {
+		d.rows += n
+		d.loss += loss * float64(n)
+		for i, done := range d.done {
+			d.used[i] = d.used[i] || done
+		}
+	}
+	return loss, err
 }
 
 // rows is the weight of a batch.
@@ -165,150 +275,164 @@ func rows[B any](b B) int {
 	return 1
 }
 
-// reduction is the all-reduces of one step. They start in the order of the
-// buckets on every rank, whatever the order in which gradients are ready.
-type reduction[B any, V Span[V]] struct {
-	ddp     *DDP[B, V]
-	mu      sync.Mutex
-	done    []bool // by parameter
-	pending []int  // parameters that a bucket waits for
-	waits   []func() error
-	err     error
-}
-
-// ready is what a model calls with each parameter.
-func (r *reduction[B, V]) ready(ctx context.Context, param int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	d := r.ddp
-	switch {
-	case r.err != nil:
-		return
-	case param < 0 || param >= len(d.params):
-		r.err = fmt.Errorf("trainer: the model says that parameter %d is ready; it has %d", param, len(d.params))
-		return
-	case r.done[param]:
-		r.err = fmt.Errorf("trainer: the model says twice in a step that %s is ready", d.params[param].Name)
-		return
-	}
-	r.done[param] = true
-	k := slices.IndexFunc(d.buckets, func(b bucket[V]) bool { return b.first <= param && param <= b.last })
-	r.pending[k]--
-	for next := len(r.waits); next < len(d.buckets) && r.pending[next] == 0; next++ {
-		wait, err := d.group.AllReduce(ctx, d.buckets[next].grad, Sum)
-		if err != nil {
-			r.err = err
-			return
-		}
-		r.waits = append(r.waits, wait)
-	}
-}
-
-// complete says whether all gradients are on their way.
-func (r *reduction[B, V]) complete() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.err != nil {
-		return r.err
+// unused is an error where a parameter had no gradient in a step and must, or
+// where the model has called ready wrongly.
+func (d *DDP[B, V]) unused() error {
+	if d.misuse != nil || d.cfg.FindUnused || d.rows == 0 {
+		return d.misuse
 	}
 	var missing []string
-	for i, p := range r.ddp.params {
-		if !r.done[i] {
-			missing = append(missing, p.Name)
+	for _, i := range d.trained {
+		if !d.used[i] {
+			missing = append(missing, d.params[i].Name)
 		}
 	}
-	if missing != nil {
-		return fmt.Errorf("trainer: step %d gave no gradient for %s: a model calls ready for every parameter", r.ddp.steps, strings.Join(missing, ", "))
+	if missing == nil {
+		return nil
+	}
+	return fmt.Errorf("trainer: step %d gave no gradient for %s: a model calls ready for every parameter that it used; set FindUnused where it may leave some out, or make those Frozen", d.steps, list(missing))
+}
+
+// update averages the gradients that compute completes, and those of pending
+// steps, and applies them.
+func (d *DDP[B, V]) update(ctx context.Context, compute func() error) (loss float64, err error) {
+	d.reduction.reset()
+	// Where an all-reduce has begun the others wait for this rank: an error
+	// returns at once, and ends them through the group.
+	if err := compute(); err != nil {
+		return 0, err
+	}
+	computed := time.Now()
+	if err := d.unused(); err != nil {
+		return 0, err
+	}
+	if err := d.finish(ctx); err != nil {
+		return 0, err
+	}
+	reports, err := d.exchange(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("trainer: the losses of step %d: %w", d.steps, err)
+	}
+	if err := d.wait(); err != nil {
+		return 0, err
+	}
+	all, exposed := d.times(computed)
+	d.stats.AllReduce += all
+	d.stats.Exposed += exposed
+	loss, err = d.apply(ctx, reports)
+	d.pending, d.rows, d.loss = 0, 0, 0
+	clear(d.used)
+	return loss, err
+}
+
+// apply makes the update of averaged gradients.
+func (d *DDP[B, V]) apply(ctx context.Context, all []report) (loss float64, err error) {
+	total, live := 0, 0
+	for rank, r := range slices.Backward(all) {
+		if total += r.rows; r.rows > 0 {
+			live = rank
+		}
+	}
+	for _, r := range all {
+		loss += r.loss
+	}
+	loss /= max(1, float64(total))
+	err = d.nonFinite(all)
+	switch {
+	case err != nil && d.cfg.SkipNonFinite:
+		d.stats.Skipped++
+		err = zero(d.grad)
+	case err == nil && total > 0:
+		u := Update[V]{Step: d.steps, Value: d.value.Slice(0, d.grad.Len()), Grad: d.grad, Scale: d.nominal / float64(total), Parts: d.changing(all)}
+		if err = d.opt.Update(u); err != nil {
+			err = fmt.Errorf("trainer: step %d: %w", d.steps, err)
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	d.steps++
+	d.stats.Updates++
+	// Statistics of one rank's batches: those of the lowest rank that had rows.
+	if d.buffers.Len() > 0 {
+		if err := d.group.Broadcast(ctx, d.buffers, live); err != nil {
+			return 0, fmt.Errorf("trainer: the buffers after step %d: %w", d.steps-1, err)
+		}
+	}
+	return loss, nil
+}
+
+// changing are the trained parameters that had a gradient on any rank.
+func (d *DDP[B, V]) changing(all []report) []Part {
+	parts := make([]Part, 0, len(d.trained))
+	for _, i := range d.trained {
+		if !d.cfg.FindUnused || slices.ContainsFunc(all, func(r report) bool { return r.uses(i) }) {
+			parts = append(parts, d.parts[i])
+		}
+	}
+	return parts
+}
+
+// NonFiniteError is a loss or a gradient that is infinite or not a number.
+type NonFiniteError struct {
+	Step  int     // of the updates
+	Rank  int     // on which it was, the lowest one
+	Param string  // the parameter nearest to the loss whose gradient it is; "" where only the loss is
+	Loss  float64 // the rank's mean loss
+}
+
+// Error names rank, step and parameter.
+func (e *NonFiniteError) Error() string {
+	what := "the loss"
+	if e.Param != "" {
+		what = "the gradient of " + e.Param
+	}
+	return fmt.Sprintf("trainer: %s of rank %d is not finite at step %d (its loss is %v)", what, e.Rank, e.Step, e.Loss)
+}
+
+func (d *DDP[B, V]) nonFinite(all []report) error {
+	for rank, r := range all {
+		if r.bad == 0 && !math.IsNaN(r.loss) && !math.IsInf(r.loss, 0) {
+			continue
+		}
+		e := &NonFiniteError{Step: d.steps, Rank: rank, Loss: r.loss / float64(max(1, r.rows))}
+		if r.bad > 0 {
+			e.Param = d.params[r.bad-1].Name
+		}
+		return e
 	}
 	return nil
 }
 
-// Save is everything that a checkpoint needs of the model and the optimizer:
-// the values under the parameters' names, the optimizer's state under
-// optimizer.STATE.PARAMETER. The caller owns it.
-func (d *DDP[B, V]) Save() ([]Tensor, error) {
-	tensors, err := d.tensors("", d.value)
-	if err != nil {
-		return nil, err
-	}
-	state := d.opt.State()
-	for _, name := range sortedKeys(state) {
-		more, err := d.tensors("optimizer."+name+".", state[name])
-		if err != nil {
-			return nil, err
+// zero makes all values 0.
+func zero[V Span[V]](v V) error {
+	zeros := make([]float32, min(v.Len(), 1<<16))
+	for i := 0; i < v.Len(); i += len(zeros) {
+		j := min(i+len(zeros), v.Len())
+		if err := v.Slice(i, j).Write(zeros[:j-i]); err != nil {
+			return err
 		}
-		tensors = append(tensors, more...)
 	}
-	return tensors, nil
-}
-
-func (d *DDP[B, V]) tensors(prefix string, arena V) (tensors []Tensor, err error) {
-	if arena.Len() != d.size() {
-		return nil, fmt.Errorf("trainer: the optimizer's state %q has %d values, the model %d", prefix, arena.Len(), d.size())
-	}
-	for i, p := range d.params {
-		t := Tensor{Name: prefix + p.Name, Shape: p.Shape, Data: make([]float32, p.Len())}
-		if err := arena.Slice(d.offsets[i], d.offsets[i+1]).Read(t.Data); err != nil {
-			return nil, fmt.Errorf("trainer: reading %s: %w", t.Name, err)
-		}
-		tensors = append(tensors, t)
-	}
-	return tensors, nil
-}
-
-// Restore goes on from what Save gave after that many steps. Every rank calls
-// it; it fails on all of them where the ranks restore different things, and
-// names every tensor that is missing, not known or of another shape.
-func (d *DDP[B, V]) Restore(ctx context.Context, steps int, tensors []Tensor) error {
-	arenas, err := d.arenas(tensors)
-	if all := compare(ctx, d.group, []string{fmt.Sprintf("restored step %d", steps), fmt.Sprintf("restored values %08x", checksum(tensors))}); all != nil {
-		return errors.Join(err, all)
-	}
-	if err != nil {
-		return err
-	}
-	if err := d.value.Write(arenas[""]); err != nil {
-		return fmt.Errorf("trainer: restoring the values: %w", err)
-	}
-	delete(arenas, "")
-	if err := d.opt.Restore(arenas); err != nil {
-		return fmt.Errorf("trainer: restoring the optimizer: %w", err)
-	}
-	d.steps = steps
 	return nil
 }
 
-// arenas sorts tensors into arenas: the values under "", each state of the
-// optimizer under its name.
-func (d *DDP[B, V]) arenas(tensors []Tensor) (map[string][]float32, error) {
-	var errs []error
-	arenas, seen := map[string][]float32{"": nil}, map[string]bool{}
-	for _, t := range tensors {
-		state, name := "", t.Name
-		if rest, ok := strings.CutPrefix(t.Name, "optimizer."); ok {
-			state, name, _ = strings.Cut(rest, ".")
-		}
-		i := slices.IndexFunc(d.params, func(p *Param[V]) bool { return p.Name == name })
-		switch {
-		case i < 0:
-			errs = append(errs, fmt.Errorf("trainer: the checkpoint has %s, this model has no such parameter", t.Name))
-			continue
-		case !slices.Equal(t.Shape, d.params[i].Shape) || len(t.Data) != d.params[i].Len():
-			errs = append(errs, fmt.Errorf("trainer: the checkpoint's %s has the shape %v, this model's %v", t.Name, t.Shape, d.params[i].Shape))
-			continue
-		}
-		if arenas[state] == nil {
-			arenas[state] = make([]float32, d.size())
-		}
-		copy(arenas[state][d.offsets[i]:], t.Data)
-		seen[state+"."+name] = true
-	}
-	for _, state := range sortedKeys(arenas) {
-		for _, p := range d.params {
-			if !seen[state+"."+p.Name] && len(errs) == 0 {
-				errs = append(errs, fmt.Errorf("trainer: the checkpoint lacks %s", strings.TrimPrefix("optimizer."+state+"."+p.Name, "optimizer..")))
-			}
-		}
-	}
-	return arenas, errors.Join(errs...)
+// Stats is what DDP has done since New.
+type Stats struct {
+	Updates int // Skipped ones included
+	Skipped int // because something was not finite
+	// AllReduce is the time in which gradients were on their way, waiting for
+	// slower ranks included; Exposed the part of it after the backward pass
+	// had ended.
+	AllReduce, Exposed time.Duration
 }
+
+// Overlap is the share of AllReduce that the backward pass has hidden.
+func (s Stats) Overlap() float64 {
+	if s.AllReduce == 0 {
+		return 0
+	}
+	return 1 - s.Exposed.Seconds()/s.AllReduce.Seconds()
+}
+
+// Stats is what this rank has done so far.
+func (d *DDP[B, V]) Stats() Stats { return d.stats }

@@ -57,10 +57,11 @@ func (m *plane) Step(_ context.Context, b points, scale float64, ready func(int)
 		e := w[0].Value[0]*x[0] + w[0].Value[1]*x[1] + w[1].Value[0]*x[2] + w[2].Value[0] - b.y[k]
 		loss += float64(e*e) / float64(n)
 		g := float32(scale) * 2 * e / float32(n)
-		w[0].Grad[0] += g * x[0]
-		w[0].Grad[1] += g * x[1]
-		w[1].Grad[0] += g * x[2]
-		w[2].Grad[0] += g
+		for i, dx := range [][]float32{x[:2], x[2:], {1}} {
+			for j := range w[i].Grad { // none where it is not trained
+				w[i].Grad[j] += g * dx[j]
+			}
+		}
 	}
 	if m.around != nil {
 		return loss, m.around(ready)
@@ -74,14 +75,16 @@ func (m *plane) Step(_ context.Context, b points, scale float64, ready func(int)
 // momentum is the least optimizer with a state.
 type momentum struct{ v trainer.Host }
 
-func (o *momentum) Update(_ int, value, grad trainer.Host) error {
+func (o *momentum) Update(u trainer.Update[trainer.Host]) error {
 	if o.v == nil {
-		o.v = make(trainer.Host, len(value))
+		o.v = make(trainer.Host, len(u.Value))
 	}
-	for i := range value {
-		o.v[i] = 0.5*o.v[i] + grad[i]
-		value[i] -= 0.05 * o.v[i]
-		grad[i] = 0
+	for _, p := range u.Parts {
+		for i := p.From; i < p.To; i++ {
+			o.v[i] = 0.5*o.v[i] + float32(u.Scale)*u.Grad[i]
+			u.Value[i] -= 0.05 * o.v[i]
+			u.Grad[i] = 0
+		}
 	}
 	return nil
 }
@@ -148,7 +151,7 @@ func run(t *testing.T, steps int, splits [][]int) (values []float32, losses []fl
 			all[g.Rank()] = append(all[g.Rank()], tensor.Data...)
 		}
 		return err
-	})
+	}).Wait()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,13 +200,15 @@ func TestSameBitsInEveryRun(t *testing.T) {
 // Each difference between the ranks ends New on all of them with one message.
 func TestRanksThatDiffer(t *testing.T) {
 	for want, change := range map[string]func(m *plane, cfg *trainer.Config){
-		"rank 1 has parameter 1: second.weight float32[4], rank 0 has parameter 1: second.weight float32[1]": func(m *plane, _ *trainer.Config) { m.params[1].Shape = []int{4} },
-		"rank 1 has parameter 0: other float32[2], rank 0 has parameter 0: first.weight float32[2]":          func(m *plane, _ *trainer.Config) { m.params[0].Name = "other" },
-		"rank 1 has a model of 2 parameters, rank 0 has a model of 3 parameters":                             func(m *plane, _ *trainer.Config) { m.params = m.params[:2] },
-		"rank 1 has seed 8, rank 0 has seed 0":                                                               func(_ *plane, cfg *trainer.Config) { cfg.Seed = 8 },
-		"rank 1 has order b, rank 0 has order a":                                                             func(_ *plane, cfg *trainer.Config) { cfg.Agree = []string{"order b"} },
-		"rank 1 has nothing more, rank 0 has order a":                                                        func(_ *plane, cfg *trainer.Config) { cfg.Agree = nil },
-		"rank 1 has buckets of 1048576 and 8 bytes, rank 0 has buckets of 1048576 and 26214400 bytes":        func(_ *plane, cfg *trainer.Config) { cfg.Bucket = 8 },
+		"rank 1 has parameter 1: second.weight float32[4], rank 0 has parameter 1: second.weight float32[1]":       func(m *plane, _ *trainer.Config) { m.params[1].Shape = []int{4} },
+		"rank 1 has parameter 0: other float32[2], rank 0 has parameter 0: first.weight float32[2]":                func(m *plane, _ *trainer.Config) { m.params[0].Name = "other" },
+		"rank 1 has a model of 2 parameters, rank 0 has a model of 3 parameters":                                   func(m *plane, _ *trainer.Config) { m.params = m.params[:2] },
+		"rank 1 has seed 8, rank 0 has seed 0":                                                                     func(_ *plane, cfg *trainer.Config) { cfg.Seed = 8 },
+		"rank 1 has order b, rank 0 has order a":                                                                   func(_ *plane, cfg *trainer.Config) { cfg.Agree = []string{"order b"} },
+		"rank 1 has parameter 2: bias float32[] (frozen), rank 0 has parameter 2: bias float32[]":                  func(m *plane, _ *trainer.Config) { m.params[2].Role = trainer.Frozen },
+		"rank 1 has 3 accumulated steps, a global batch of 0, rank 0 has 1 accumulated steps, a global batch of 0": func(_ *plane, cfg *trainer.Config) { cfg.Accumulate = 3 },
+		"rank 1 has nothing more, rank 0 has order a":                                                              func(_ *plane, cfg *trainer.Config) { cfg.Agree = nil },
+		"rank 1 has buckets of 1048576 and 8 bytes, rank 0 has buckets of 1048576 and 26214400 bytes":              func(_ *plane, cfg *trainer.Config) { cfg.Bucket = 8 },
 	} {
 		errs := make([]error, 3)
 		_ = local.Spawn(t.Context(), 3, func(ctx context.Context, g *local.Group) error {
@@ -213,7 +218,7 @@ func TestRanksThatDiffer(t *testing.T) {
 			}
 			_, errs[g.Rank()] = trainer.New[points](ctx, g, m, &momentum{}, cfg)
 			return nil
-		})
+		}).Wait()
 		for rank, err := range errs {
 			if err == nil || !strings.HasSuffix(err.Error(), want) {
 				t.Errorf("rank %d: %v\nwant …%s", rank, err, want)
@@ -268,7 +273,7 @@ func TestOverlap(t *testing.T) {
 			}
 			_, err = d.Step(ctx, whole(0))
 			return err
-		})
+		}).Wait()
 		if err != nil {
 			t.Error(err)
 		}
@@ -290,7 +295,7 @@ func TestModelsThatMisreport(t *testing.T) {
 			}
 			_, err = d.Step(ctx, whole(0))
 			return err
-		})
+		}).Wait()
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want …%s…", err, want)
 		}
@@ -311,7 +316,7 @@ func TestFailingModel(t *testing.T) {
 		}
 		_, errs[g.Rank()] = d.Step(ctx, whole(0))
 		return errs[g.Rank()]
-	})
+	}).Wait()
 	if !errors.Is(err, cause) {
 		t.Errorf("Spawn: %v, want %v", err, cause)
 	}
@@ -370,7 +375,7 @@ func TestSaveRestore(t *testing.T) {
 				return fmt.Errorf("restored at step %d: %v, want %v", at, got, want)
 			}
 			return err
-		})
+		}).Wait()
 		if err != nil {
 			t.Error(err)
 		}
@@ -410,7 +415,7 @@ func TestRestoreRefuses(t *testing.T) {
 			}
 			errs[g.Rank()] = d.Restore(ctx, 3, change(g.Rank()))
 			return nil
-		})
+		}).Wait()
 		for rank, err := range errs {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("rank %d: %v, want …%s…", rank, err, want)
@@ -426,7 +431,7 @@ func TestTotals(t *testing.T) {
 			return fmt.Errorf("rank %d: totals %v, want %v", g.Rank(), got, want)
 		}
 		return err
-	})
+	}).Wait()
 	if err != nil {
 		t.Error(err)
 	}

@@ -22,10 +22,16 @@ func TestPlan(t *testing.T) {
 		{[]int{0, 0, 3}, 4, 4, [][2]int{{2, 2}, {0, 1}}},
 	} {
 		var params []*Param[Host]
-		for _, n := range c.values {
-			params = append(params, &Param[Host]{Shape: []int{n}})
+		var trained []int
+		for i, n := range c.values {
+			params = append(params, &Param[Host]{Shape: []int{n}}, &Param[Host]{Shape: []int{7}, Role: Frozen})
+			trained = append(trained, 2*i)
 		}
-		if got := plan(params, Config{FirstBucket: c.first, Bucket: c.others}); !slices.Equal(got, c.want) {
+		var got [][2]int
+		for _, b := range plan(params, trained, Config{FirstBucket: c.first, Bucket: c.others}) {
+			got = append(got, [2]int{b.params[0] / 2, b.params[len(b.params)-1] / 2})
+		}
+		if !slices.Equal(got, c.want) {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

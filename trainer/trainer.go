@@ -9,6 +9,9 @@ package trainer
 import (
 	"context"
 	"fmt"
+	"math"
+
+	"github.com/viterin/vek/vek32"
 )
 
 // Span is a piece of memory of float32, on the host or on a device.
@@ -33,6 +36,23 @@ func (h Host) Read(dst []float32) error { return sameLen(copy(dst, h), len(dst),
 
 // Write copies the values from src.
 func (h Host) Write(src []float32) error { return sameLen(copy(h, src), len(src), len(h)) }
+
+// Finite says whether no value is infinite or NaN. DDP asks memory that can
+// tell before it averages gradients.
+func (h Host) Finite() bool {
+	if len(h) == 0 {
+		return true
+	}
+	if square := vek32.Dot(h, h); !math.IsNaN(float64(square)) && !math.IsInf(float64(square), 0) {
+		return true
+	}
+	for _, x := range h {
+		if math.Float32bits(x)&0x7f800000 == 0x7f800000 {
+			return false
+		}
+	}
+	return true // only the square was too large
+}
 
 // Op is what an all-reduce does.
 type Op uint8
@@ -66,11 +86,22 @@ type Group[V any] interface {
 	Close() error
 }
 
-// Param is a parameter of a model. The model gives Name and Shape; New points
-// Value and Grad into its arenas.
+// Role is what becomes of a parameter in training.
+type Role uint8
+
+// The roles of a parameter.
+const (
+	Trained Role = iota // the optimizer changes it by its gradient
+	Frozen              // nothing changes it; it has no gradient
+	Buffer              // the model itself changes it, as BatchNorm its running mean; it has no gradient
+)
+
+// Param is a parameter of a model. The model gives Name, Shape and Role; New
+// points Value, and Grad of a trained one, into its arenas.
 type Param[V any] struct {
 	Name        string // as PyTorch's state_dict has it: fc1.weight
 	Shape       []int
+	Role        Role // what it is when New is called
 	Value, Grad V
 }
 
@@ -83,7 +114,13 @@ func (p *Param[V]) Len() int {
 	return n
 }
 
-// Model computes the loss and the gradients of a batch.
+// Model computes the loss and the gradients of a batch. One that also has the
+// method
+//
+//	Idle(ctx context.Context) error
+//
+// takes part by it, without a row of its own, in what its layers exchange
+// during a Step of the other ranks: DDP.Idle calls it.
 type Model[B, V any] interface {
 	// Params are the parameters in order of use, the same slice at each call.
 	Params() []*Param[V]
@@ -91,24 +128,40 @@ type Model[B, V any] interface {
 	Init(seed uint64) error
 	// Step adds scale times the gradient of the batch's mean loss into each
 	// Grad, and returns the mean loss, not scaled. Rows of padding count in
-	// neither; a batch of nothing else has loss 0. It calls ready(i) once
-	// parameter i's gradient is complete, from any goroutine but before it
-	// returns; the gradients behave best when ready goes from the last
-	// parameter to the first.
+	// neither; a batch of nothing else has loss 0. It calls ready(i) once the
+	// gradient of the trained parameter i is complete, from any goroutine but
+	// before it returns, and not at all for one that the batch did not use;
+	// ready behaves best when it goes from the last parameter to the first.
 	Step(ctx context.Context, b B, scale float64, ready func(param int)) (loss float64, err error)
 }
 
 // Optimizer applies gradients.
 type Optimizer[V any] interface {
-	// Update changes the values by the gradients and leaves the gradients
-	// zero. step counts the updates before this one.
-	Update(step int, value, grad V) error
+	// Update changes the values of u by the gradients and leaves the gradients
+	// zero.
+	Update(u Update[V]) error
 	// State names what must be saved beside the values, for instance momenta:
-	// spans as long as the values, in the order of the values. It is empty
-	// before the first Update where the state starts at zero; Restore gives
-	// back what State gave.
+	// spans as long as Update's Value, in its order. It is empty before the
+	// first Update where the state starts at zero; Restore gives back what
+	// State gave.
 	State() map[string]V
 	Restore(state map[string][]float32) error
+}
+
+// Update is one step of an optimizer.
+type Update[V any] struct {
+	Step        int     // the number of those before
+	Value, Grad V       // of all trained parameters, one after the other
+	Scale       float64 // the gradient is Scale times Grad
+	Parts       []Part  // the parameters that change, in order: those with a gradient on any rank
+}
+
+// Part is where a parameter lies among the values of an Update: those from
+// From to before To.
+type Part struct {
+	Name     string
+	Shape    []int
+	From, To int
 }
 
 // Tensor is a named array on the host, as checkpoints store it.
