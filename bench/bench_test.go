@@ -198,21 +198,26 @@ func BenchmarkFeeder(b *testing.B) {
 
 // All-reduce of float32 between two ranks that are goroutines, beside memcpy
 // of as many bytes. Between processes it is the same code: trainer/local
-// measures that.
+// measures that, in a benchmark of the same name.
 func BenchmarkAllReduce(b *testing.B) {
-	for _, mib := range []int{1, 64} {
-		values := mib << 20 / 4
-		b.Run(fmt.Sprintf("%d MiB/shardfeed", mib), func(b *testing.B) {
-			b.SetBytes(int64(4 * values))
+	for _, size := range []struct {
+		name  string
+		bytes int
+	}{{"1 KiB", 1 << 10}, {"16 KiB", 16 << 10}, {"256 KiB", 256 << 10}, {"4 MiB", 4 << 20}, {"64 MiB", 64 << 20}, {"256 MiB", 256 << 20}} {
+		fill := func(v []float32) {
+			for i := range v {
+				v[i] = float32(i%1000) / 1000
+			}
+		}
+		b.Run(size.name+"/goroutines", func(b *testing.B) {
+			b.SetBytes(int64(size.bytes))
 			b.ReportAllocs()
 			err := local.Spawn(b.Context(), 2, func(ctx context.Context, g *local.Group) error {
-				v, err := g.Alloc(values)
+				v, err := g.Alloc(size.bytes / 4)
 				if err != nil {
 					return err
 				}
-				for i := range v {
-					v[i] = float32(i % 3)
-				}
+				fill(v)
 				if _, err := g.Exchange(ctx, nil); err != nil {
 					return err
 				}
@@ -229,17 +234,15 @@ func BenchmarkAllReduce(b *testing.B) {
 					}
 				}
 				return nil
-			})
+			}).Wait()
 			if err != nil {
 				b.Fatal(err)
 			}
 		})
-		b.Run(fmt.Sprintf("%d MiB/memcpy", mib), func(b *testing.B) {
-			src, dst := make([]float32, values), make([]float32, values)
-			for i := range src {
-				src[i] = float32(i % 3)
-			}
-			b.SetBytes(int64(4 * values))
+		b.Run(size.name+"/memcpy", func(b *testing.B) {
+			dst, src := make([]float32, size.bytes/4), make([]float32, size.bytes/4)
+			fill(src)
+			b.SetBytes(int64(size.bytes))
 			for b.Loop() {
 				copy(dst, src)
 			}
@@ -305,7 +308,7 @@ func BenchmarkDDPStep(b *testing.B) {
 						}
 					}
 					return nil
-				})
+				}).Wait()
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -10,6 +10,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -74,6 +75,8 @@ func Cases[V trainer.Span[V]]() []Case[V] {
 		{"all-reduces of one span", 1, order[V]},
 		{"broadcast", 1, broadcast[V]},
 		{"exchange", 1, exchange[V]},
+		{"barrier", 1, barrier[V]},
+		{"two users", 1, twoUsers[V]},
 		{"bad arguments break nothing", 1, arguments[V]},
 		{"close", 1, closed[V]},
 		{"close with a call pending", 2, pending[V]},
@@ -83,6 +86,10 @@ func Cases[V trainer.Span[V]]() []Case[V] {
 		{"operations differ", 2, operations[V]},
 		{"roots differ", 2, roots[V]},
 		{"memories differ", 2, memories[V]},
+		{"rank 0 skips a call", 2, func(ctx context.Context, g Group[V]) error { return skips(ctx, g, 0) }},
+		{"the last rank skips a call", 2, func(ctx context.Context, g Group[V]) error { return skips(ctx, g, g.Size()-1) }},
+		{"rank 0 makes one call more", 2, func(ctx context.Context, g Group[V]) error { return oneMore(ctx, g, 0) }},
+		{"the last rank makes one call more", 2, func(ctx context.Context, g Group[V]) error { return oneMore(ctx, g, g.Size()-1) }},
 		{"rank 0 leaves early", 2, func(ctx context.Context, g Group[V]) error { return leaves(ctx, g, 0) }},
 		{"the last rank leaves early", 2, func(ctx context.Context, g Group[V]) error { return leaves(ctx, g, g.Size()-1) }},
 		{"rank 0 fails", 2, func(ctx context.Context, g Group[V]) error { return fails(ctx, g, 0) }},
@@ -181,14 +188,18 @@ func memory[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
 }
 
 func allReduce[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
-	memory, err := g.Alloc(1<<20 + 100)
+	memory, err := g.Alloc(1<<20 + 200)
 	if err != nil {
 		return err
 	}
-	for number, n := range []int{0, 1, 7, 16, 17, 4095, 1<<20 - 1, 1 << 20, 1<<20 + 1} {
+	var sizes []int
+	for n := range 66 { // all remainders of a cache line, and of what a kernel takes at a time
+		sizes = append(sizes, n)
+	}
+	for number, n := range append(sizes, 4095, 1<<20-1, 1<<20+1) {
 		for _, op := range []trainer.Op{trainer.Sum, trainer.Average} {
-			if n == 1<<20 && op == trainer.Average {
-				continue // the large ones take long with -race
+			if large := n > 1<<19; large && (n > 1<<20) != (op == trainer.Sum) {
+				continue // one for each operation: they take long with -race
 			}
 			if err := allReduceOf(ctx, g, memory.Slice(number, number+n+2*margin), op, number); err != nil {
 				return fmt.Errorf("operation %d on %d values: %w", op, n, err)
@@ -357,6 +368,70 @@ func exchange[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
 	return nil
 }
 
+// barrier lets one rank after the other come late to an exchange of nothing.
+func barrier[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
+	for late := range g.Size() {
+		if g.Rank() == late {
+			<-time.After(5 * time.Millisecond)
+		}
+		came := time.Now()
+		if _, err := g.Exchange(ctx, nil); err != nil {
+			return err
+		}
+		passed := time.Now()
+		all, err := g.Exchange(ctx, fmt.Append(nil, came.UnixNano()))
+		if err != nil {
+			return err
+		}
+		for rank, text := range all {
+			if t, err := strconv.ParseInt(string(text), 10, 64); err != nil || t > passed.UnixNano() {
+				return fmt.Errorf("rank %d came at %d, %v, when rank %d had passed at %d", rank, t, err, g.Rank(), passed.UnixNano())
+			}
+		}
+	}
+	return nil
+}
+
+// twoUsers are two models that train on one group, each with its own memory:
+// their calls are mixed as their backward passes are.
+func twoUsers[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
+	const n = 1000
+	var users [2]V
+	for u := range users {
+		var err error
+		if users[u], err = g.Alloc(2 * n); err != nil {
+			return err
+		}
+	}
+	for k := range 10 {
+		var waits []func() error
+		for i := range 4 { // user and half, in an order that changes
+			u, half := (i+k)%2, i/2
+			part := users[u].Slice(n*half, n*half+n)
+			if err := part.Write(values(g.Rank(), 4*k+2*u+half, n)); err != nil {
+				return err
+			}
+			wait, err := g.AllReduce(ctx, part, trainer.Average)
+			if err != nil {
+				return err
+			}
+			waits = append(waits, wait)
+		}
+		for i := range 4 {
+			if err := waits[(i+2*k)%4](); err != nil {
+				return err
+			}
+		}
+		for u, v := range users {
+			want := append(reduced(trainer.Average, g.Size(), 4*k+2*u, n), reduced(trainer.Average, g.Size(), 4*k+2*u+1, n)...)
+			if err := holds(v, want); err != nil {
+				return fmt.Errorf("user %d in round %d: %w", u, k, err)
+			}
+		}
+	}
+	return nil
+}
+
 func arguments[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
 	v, err := span(g, 0, 10)
 	if err != nil {
@@ -385,11 +460,13 @@ func closed[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
 	if err := g.Broadcast(ctx, v, 0); err != nil {
 		return err
 	}
-	if err := g.Close(); err != nil {
+	other := make(chan error)
+	go func() { other <- g.Close() }()
+	if err := errors.Join(g.Close(), <-other); err != nil {
 		return err
 	}
 	if err := g.Close(); err != nil {
-		return fmt.Errorf("the second Close: %w", err)
+		return fmt.Errorf("another Close: %w", err)
 	}
 	_, alloc := g.Alloc(1)
 	_, reduce := g.AllReduce(ctx, v.Slice(0, 0), trainer.Sum)
@@ -487,15 +564,70 @@ func differ[V trainer.Span[V]](ctx context.Context, g Group[V], n int, second fu
 	if err := reduce(ctx, g, v, trainer.Sum); err != nil {
 		return err
 	}
-	odd := g.Size() - 1
-	err = second(v, g.Rank() == odd)
-	if wrong := says(err, append(words, fmt.Sprintf("rank %d called", odd), "rank 0", "call 2")...); wrong != nil {
+	return outOfStep(g, g.Size()-1, second(v, g.Rank() == g.Size()-1), func() error { return second(v, false) }, words...)
+}
+
+// outOfStep checks the error of a second call that one rank has not made as
+// the others, and that the next call has the same.
+func outOfStep[V trainer.Span[V]](g Group[V], odd int, err error, next func() error, words ...string) error {
+	var others []int
+	for rank := range g.Size() {
+		if rank != odd {
+			others = append(others, rank)
+		}
+	}
+	for _, who := range []string{ranks([]int{odd}), ranks(others)} {
+		words = append(words, who+" called")
+	}
+	if wrong := says(err, append(words, "call 2:")...); wrong != nil {
 		return wrong
 	}
-	if again := second(v, false); again == nil || again.Error() != err.Error() {
+	if again := next(); again == nil || again.Error() != err.Error() {
 		return fmt.Errorf("the next call's error is %v, not %v", again, err)
 	}
 	return nil
+}
+
+// skips lets a rank forget its second call and go on with the third.
+func skips[V trainer.Span[V]](ctx context.Context, g Group[V], who int) error {
+	v, err := g.Alloc(100)
+	if err != nil {
+		return err
+	}
+	if err := g.Broadcast(ctx, v.Slice(0, 7), 0); err != nil {
+		return err
+	}
+	third := func() error {
+		_, err := g.Exchange(ctx, make([]byte, 5))
+		return err
+	}
+	if g.Rank() == who {
+		err = third()
+	} else {
+		err = reduce(ctx, g, v, trainer.Sum)
+	}
+	return outOfStep(g, who, err, third, "exchange of 5 bytes", "all-reduce (sum) of 100 values", "call 1 was broadcast of 7 values")
+}
+
+// oneMore lets a rank call when the others have made their last call: to it
+// they have left.
+func oneMore[V trainer.Span[V]](ctx context.Context, g Group[V], who int) error {
+	if _, err := g.Exchange(ctx, nil); err != nil {
+		return err
+	}
+	if g.Rank() != who {
+		return nil
+	}
+	_, err := g.Exchange(ctx, make([]byte, 9))
+	return says(err, "exchange of 9 bytes", "call 2", "left")
+}
+
+// ranks is "rank 1" or "ranks 1, 3".
+func ranks(list []int) string {
+	if len(list) == 1 {
+		return fmt.Sprintf("rank %d", list[0])
+	}
+	return "ranks " + strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ", "), "[]")
 }
 
 // leaves lets a rank end while the others go on.
@@ -580,14 +712,11 @@ func cancelled[V trainer.Span[V]](ctx context.Context, g Group[V]) error {
 
 // late names all ranks but 0.
 func late[V any](g Group[V]) string {
-	if g.Size() == 2 {
-		return "rank 1 has"
-	}
-	var ranks []string
+	var others []int
 	for rank := 1; rank < g.Size(); rank++ {
-		ranks = append(ranks, fmt.Sprint(rank))
+		others = append(others, rank)
 	}
-	return "ranks " + strings.Join(ranks, ", ") + " have"
+	return ranks(others)
 }
 
 // broken waits until the group is broken and checks that all calls say why.

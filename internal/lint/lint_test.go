@@ -36,7 +36,7 @@ sampler < internal/torchrand
 batch   < golang.org/x/sync
 loader  < golang.org/x/sync
 pinned  < x internal/mmap
-trainer <
+trainer < github.com/viterin/vek
 
 loader/arrowipc                  < x internal/atomicdir internal/manifest loader/arrowipc/internal/ipcfile github.com/apache/arrow/go/v15
 loader/arrowipc/internal/ipcfile < x internal/mmap github.com/google/flatbuffers
@@ -45,10 +45,13 @@ trainer/optim      < x trainer github.com/viterin/vek
 trainer/checkpoint < x trainer internal/atomicdir
 trainer/nn         < x trainer github.com/viterin/vek github.com/ebitengine/purego
 trainer/rendezvous < x
-trainer/local      < x trainer trainer/rendezvous trainer/local/internal/board trainer/local/internal/shm trainer/local/internal/sum
-trainer/local/internal/board <
-trainer/local/internal/shm   < x
-trainer/local/internal/sum   < github.com/viterin/vek
+trainer/local      < x trainer trainer/rendezvous trainer/local/internal/arena trainer/local/internal/board trainer/local/internal/queue trainer/local/internal/segment trainer/local/internal/sum
+trainer/local/internal/arena   <
+trainer/local/internal/board   < x
+trainer/local/internal/queue   <
+trainer/local/internal/segment < x trainer/rendezvous trainer/local/internal/arena trainer/local/internal/board trainer/local/internal/shm
+trainer/local/internal/shm     < x
+trainer/local/internal/sum     < github.com/viterin/vek
 trainer/launch     < x
 
 internal/torchrand  <
@@ -71,7 +74,7 @@ examples/resume < x sampler loader/... trainer/...
 
 // Where the language's safety ends.
 var (
-	mayUnsafe = []string{"batch", "loader/arrowipc", "pinned", "trainer/local", "trainer/local/internal/board", "trainer/nn", "internal/mmap"}
+	mayUnsafe = []string{"batch", "loader/arrowipc", "pinned", "trainer/local/internal/arena", "trainer/local/internal/board", "trainer/nn", "internal/mmap"}
 	mayC      = []string{"pinned/cuda", "trainer/nccl", "trainer/mpi", "loader/jpeg"}
 	// Types of these modules stay out of exported names, so that a user's own
 	// version of them fits beside ours.

@@ -10,41 +10,7 @@ import (
 	"github.com/shardfeed/shardfeed/trainer/local"
 )
 
-// sizes are those of a first bucket and of a large model, in bytes.
-var sizes = []int{4 << 10, 1 << 20, 64 << 20}
-
-// BenchmarkMemcpy is the physical limit beside the all-reduces: on two ranks
-// each moves half of three such copies.
-func BenchmarkMemcpy(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
-			dst, src := make([]byte, size), make([]byte, size)
-			copy(src, dst)
-			b.SetBytes(int64(size))
-			for b.Loop() {
-				copy(dst, src)
-			}
-		})
-	}
-}
-
-func BenchmarkGoroutines(b *testing.B) {
-	for _, w := range works {
-		b.Run(w.name, func(b *testing.B) {
-			err := local.Spawn(b.Context(), 2, func(ctx context.Context, g *local.Group) error {
-				if g.Rank() == 0 {
-					return lead(ctx, b, g, w)
-				}
-				return follow(ctx, g, w)
-			})
-			if err != nil {
-				b.Error(err)
-			}
-		})
-	}
-}
-
-// work is what a benchmark repeats.
+// work is what a benchmark repeats on two ranks.
 type work struct {
 	name  string
 	bytes int
@@ -52,11 +18,15 @@ type work struct {
 }
 
 var works = func() (all []work) {
-	for _, size := range sizes {
-		all = append(all, work{fmt.Sprintf("AllReduce/%dKiB", size>>10), size, func(ctx context.Context, g *local.Group) (func() error, error) {
-			v, err := g.Alloc(size / 4)
+	for _, size := range []struct {
+		name  string
+		bytes int
+	}{{"1 KiB", 1 << 10}, {"16 KiB", 16 << 10}, {"256 KiB", 256 << 10}, {"4 MiB", 4 << 20}, {"64 MiB", 64 << 20}, {"256 MiB", 256 << 20}} {
+		all = append(all, work{size.name, size.bytes, func(ctx context.Context, g *local.Group) (func() error, error) {
+			v, err := g.Alloc(size.bytes / 4)
+			fill(v)
 			return func() error {
-				wait, err := g.AllReduce(ctx, v, trainer.Sum)
+				wait, err := g.AllReduce(ctx, v, trainer.Average)
 				if err != nil {
 					return err
 				}
@@ -64,7 +34,7 @@ var works = func() (all []work) {
 			}, err
 		}})
 	}
-	return append(all, work{"Exchange/8B", 0, func(ctx context.Context, g *local.Group) (func() error, error) {
+	return append(all, work{"exchange of 8 bytes", 0, func(ctx context.Context, g *local.Group) (func() error, error) {
 		mine := make([]byte, 8)
 		return func() error {
 			_, err := g.Exchange(ctx, mine)
@@ -72,6 +42,47 @@ var works = func() (all []work) {
 		}, nil
 	}})
 }()
+
+func fill(v []float32) {
+	for i := range v {
+		v[i] = float32(i%1000) / 1000
+	}
+}
+
+// onProcesses is missing where processes cannot be ranks.
+var onProcesses func(b *testing.B, w work)
+
+// BenchmarkAllReduce is an average over two ranks that are goroutines or
+// processes, beside memcpy of as many bytes. Each rank reads half of both
+// spans and writes half of both: the traffic of two such copies in all.
+func BenchmarkAllReduce(b *testing.B) {
+	for _, w := range works {
+		b.Run(w.name+"/goroutines", func(b *testing.B) {
+			err := local.Spawn(b.Context(), 2, func(ctx context.Context, g *local.Group) error {
+				if g.Rank() == 0 {
+					return lead(ctx, b, g, w)
+				}
+				return follow(ctx, g, w)
+			}).Wait()
+			if err != nil {
+				b.Error(err)
+			}
+		})
+		if onProcesses != nil {
+			b.Run(w.name+"/processes", func(b *testing.B) { onProcesses(b, w) })
+		}
+		if w.bytes > 0 {
+			b.Run(w.name+"/memcpy", func(b *testing.B) {
+				dst, src := make([]float32, w.bytes/4), make([]float32, w.bytes/4)
+				fill(src)
+				b.SetBytes(int64(w.bytes))
+				for b.Loop() {
+					copy(dst, src)
+				}
+			})
+		}
+	}
+}
 
 // lead repeats the work b.N times beside follow on the other ranks, which it
 // tells the number: b.Loop would leave them behind.

@@ -31,7 +31,7 @@ func ExampleSpawn() {
 			fmt.Println(v)
 		}
 		return nil
-	})
+	}).Wait()
 	fmt.Println(err)
 	// Output:
 	// [3 3]
@@ -39,7 +39,8 @@ func ExampleSpawn() {
 }
 
 // A rank that is a process of its own, started with torchrun's variables: it
-// joins the others, and if it fails it tells them why.
+// joins the others, waits no longer than a minute for any of them, and if it
+// fails it tells them why.
 func ExampleJoin() {
 	work := func(ctx context.Context, g *local.Group) error {
 		all, err := g.Exchange(ctx, []byte("hello"))
@@ -51,9 +52,8 @@ func ExampleJoin() {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	g, err := local.Join(ctx, w)
+	ctx := context.Background()
+	g, err := local.Config{Timeout: time.Minute}.Join(ctx, w)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)

@@ -3,33 +3,47 @@ package local
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/shardfeed/shardfeed/trainer"
+	"github.com/shardfeed/shardfeed/trainer/local/internal/arena"
 )
 
-// slow is a seat that stops at the beginning of its part of an all-reduce.
-type slow struct {
-	medium
-	at, on chan struct{}
+// hooked is an arena in which an all-reduce calls before, when all ranks have
+// come, at the beginning of its part.
+type hooked struct {
+	arena.Arena
+	before func()
 }
 
-func (s slow) span(rank int, off, n uint64) []float32 {
-	if rank == 0 {
-		s.at <- struct{}{}
-		<-s.on
-	}
-	return s.medium.span(rank, off, n)
+func (h hooked) Span(off, n uint64) []float32 {
+	h.before()
+	return h.Arena.Span(off, n)
 }
+
+// InReduce has this rank's next all-reduces call f.
+func (g *Group) InReduce(f func()) {
+	g.arenas = slices.Clone(g.arenas)
+	g.arenas[0] = hooked{g.arenas[0], f}
+}
+
+// SetTimeout changes Config.Timeout, so that it bounds a call and not Join.
+func (g *Group) SetTimeout(d time.Duration) { g.timeout = d }
 
 // A rank gets no error while another one still works on its memory.
 func TestFailureWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHub(2)
-		s := slow{h.groups[1].medium, make(chan struct{}), make(chan struct{})}
-		h.groups[1].medium = s
+		h := newHub(2, time.Second) // which is no reason either
+		at, on := make(chan struct{}), make(chan struct{})
+		h.groups[1].InReduce(func() {
+			at <- struct{}{}
+			<-on
+		})
 		var waits []func() error
 		for _, g := range h.groups {
 			v, err := g.Alloc(100)
@@ -42,26 +56,28 @@ func TestFailureWaitsForWork(t *testing.T) {
 			}
 			waits = append(waits, wait)
 		}
-		<-s.at
+		<-at
 		returned := false
 		go func() {
 			waits[0]()
 			returned = true
 		}()
+		<-time.After(time.Minute)
 		h.groups[0].Fail(errors.New("enough"))
 		synctest.Wait()
 		if returned {
 			t.Error("rank 0 has its memory back, and rank 1 is at work on it")
 		}
-		close(s.on)
+		close(on)
 		synctest.Wait()
 		if !returned {
 			t.Error("rank 0 still waits")
 		}
-		for _, g := range h.groups {
-			if err := g.Close(); err != nil {
-				t.Error(err)
-			}
+		if err := h.groups[0].Close(); err != nil {
+			t.Errorf("a Close that brings no news: %v", err)
+		}
+		if err := h.groups[1].Close(); err == nil || !strings.Contains(err.Error(), "rank 0 failed: enough") {
+			t.Errorf("the first that rank 1 hears of it is %v", err)
 		}
 	})
 }
@@ -82,7 +98,7 @@ func TestAllOrNone(t *testing.T) {
 				met.Add(1)
 			}
 			return err
-		})
+		}).Wait()
 		if n := met.Load(); n != 0 && n != 3 || (n == 3) != (err == nil) {
 			t.Fatalf("%d of 3 ranks have met, and the error is %v", n, err)
 		}

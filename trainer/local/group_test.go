@@ -27,7 +27,7 @@ func TestGoroutines(t *testing.T) {
 			local.Spawn(t.Context(), size, func(ctx context.Context, g *local.Group) error {
 				errs[g.Rank()] = c.Rank(ctx, g)
 				return errs[g.Rank()]
-			})
+			}).Wait()
 		})
 		return errs
 	})
@@ -134,7 +134,7 @@ func TestSpawn(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				err := local.Spawn(t.Context(), 3, test.f)
+				err := local.Spawn(t.Context(), 3, test.f).Wait()
 				if err == nil && test.says != nil || err != nil && test.says == nil {
 					t.Fatalf("the error is %v", err)
 				}
@@ -153,7 +153,7 @@ func TestSpawn(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	for _, size := range []int{-1, 0, 1025, 1 << 40} {
-		if err := local.Spawn(t.Context(), size, nil); err == nil {
+		if err := local.Spawn(t.Context(), size, nil).Wait(); err == nil {
 			t.Errorf("a group of %d ranks is no error", size)
 		}
 	}
@@ -214,7 +214,7 @@ func TestForeignMemory(t *testing.T) {
 			}
 		}
 		return g.Broadcast(ctx, other, 1)
-	})
+	}).Wait()
 	if err != nil {
 		t.Error(err)
 	}
@@ -248,7 +248,7 @@ func TestOverlap(t *testing.T) {
 				return fmt.Errorf("rank %d waited for %v although both had the time to finish", g.Rank(), d)
 			}
 			return nil
-		})
+		}).Wait()
 		if err != nil {
 			t.Error(err)
 		}
@@ -273,7 +273,7 @@ func TestConcurrentCallers(t *testing.T) {
 		callers.Wait()
 		close(errs)
 		return <-errs
-	})
+	}).Wait()
 	if err != nil {
 		t.Error(err)
 	}
@@ -313,7 +313,7 @@ func TestAllocations(t *testing.T) {
 			return fmt.Errorf("%v allocations an all-reduce of two ranks, want 2", n)
 		}
 		return nil
-	})
+	}).Wait()
 	if err != nil {
 		t.Error(err)
 	}

@@ -10,6 +10,6 @@ import (
 	"github.com/shardfeed/shardfeed/trainer/rendezvous"
 )
 
-func joinProcesses(_ context.Context, w rendezvous.World) (*Group, error) {
+func (Config) joinProcesses(_ context.Context, w rendezvous.World) (*Group, error) {
 	return nil, fmt.Errorf("local: %d ranks as processes: shared memory is there on linux only, not on %s: train in one process with Spawn", w.Size, runtime.GOOS)
 }

@@ -7,18 +7,23 @@
 // order of the ranks, and writes the sum into all of them: nothing is staged,
 // and no rank's speed changes the order of the additions.
 //
-// Between ranks there is a board: a word that counts who has come to the next
-// meeting, and for each rank a slot for what it called and a box for bytes.
+// Between ranks there is a board: a word that says which meetings have come
+// about, and for each rank to which it has come, what it called, and a box for
+// bytes.
 package local
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"sync"
+	"time"
 
 	"github.com/shardfeed/shardfeed/trainer"
+	"github.com/shardfeed/shardfeed/trainer/local/internal/arena"
 	"github.com/shardfeed/shardfeed/trainer/local/internal/board"
+	"github.com/shardfeed/shardfeed/trainer/local/internal/queue"
 	"github.com/shardfeed/shardfeed/trainer/local/internal/sum"
 )
 
@@ -26,57 +31,48 @@ import (
 // host's memory. Its methods may be called from several goroutines, as long
 // as calls begin in the same order on all ranks.
 //
-// A call waits until all ranks have made it. If its ctx ends before, its error
-// names the ranks that have not come. By that, by ranks that make different
-// calls, and by a rank that fails, dies or leaves, the group is broken: calls
-// under way and later ones return an error that names the cause, on all ranks.
+// A call waits until all ranks have made it. If its ctx ends before, or
+// Config.Timeout passes, its error names the ranks that have not come. By
+// that, by ranks that make different calls, and by a rank that fails, dies or
+// leaves, the group is broken: calls under way and later ones return an error
+// that names the cause, on all ranks.
 type Group struct {
 	rank, size int
 	board      board.Board
+	arenas     []arena.Arena // by rank
 	medium     medium
+	timeout    time.Duration // Config's
 	process    bool          // this rank is a process of its own: it may die in the middle of a call
-	background func()        // g.run, made once
-	failed     chan struct{} // closed once err is set
+	calls      *queue.Queue[call]
 
-	// Of the goroutine that works on the queue.
-	met     uint64 // meetings behind this rank
+	// Of the goroutine that makes calls.
+	met     uint64     // meetings behind this rank
+	before  board.Post // the last call that went well
 	spans   [][]float32
 	scratch sum.Scratch
 
-	mu      sync.Mutex
-	changed sync.Cond // any of the fields below
-	queue   []call    // started and not begun
-	started uint64    // calls
-	ended   uint64    // calls that went well
-	running bool      // a goroutine works on the queue
-	closed  bool      // by Close: no further calls
-	gone    bool      // the board must not be touched any more
-	pending error     // what Close found
-	err     error     // why the group is broken
+	mu      sync.Mutex // of this rank's arena, and of the fields below
+	gone    bool       // the board must not be touched any more
+	pids    []int      // of processes that have joined, by rank
+	pending error      // what Close found
+	telling sync.WaitGroup
 }
 
 // medium is what is not the same for goroutines and for processes.
 type medium interface {
-	alloc(n int) (trainer.Host, error)
-	// offset is where v begins in this rank's arena, in bytes; ok is false for
-	// memory that alloc did not give.
-	offset(v trainer.Host) (off uint64, ok bool)
-	// span is the n values at off in the arena of a rank that has posted them.
-	span(rank int, off, n uint64) []float32
-	// ring ends every sleep of all ranks that began with an earlier listen.
-	ring()
-	listen() (heard uint32)
-	// sleep may return for no reason, and must before long if ctx has ended.
-	sleep(ctx context.Context, heard uint32)
+	// Ring ends every Sleep of all ranks with what they Heard before.
+	Ring()
+	Heard() uint32
+	// Sleep may return for no reason, and must after d or if ctx has ended.
+	Sleep(ctx context.Context, heard uint32, d time.Duration)
 	// tell gives the others err as the reason why this rank ends.
 	tell(err error)
 	close() error
 }
 
-func newGroup(rank, size int, b board.Board, m medium) *Group {
-	g := &Group{rank: rank, size: size, board: b, medium: m, failed: make(chan struct{})}
-	g.changed.L = &g.mu
-	g.background = g.run
+func newGroup(rank, size int, b board.Board, arenas []arena.Arena, m medium) *Group {
+	g := &Group{rank: rank, size: size, board: b, arenas: arenas, medium: m}
+	g.calls = queue.New(g.perform)
 	return g
 }
 
@@ -87,15 +83,11 @@ func (g *Group) Rank() int { return g.rank }
 func (g *Group) Size() int { return g.size }
 
 // Failed is closed once the group is broken. Err is the reason then.
-func (g *Group) Failed() <-chan struct{} { return g.failed }
+func (g *Group) Failed() <-chan struct{} { return g.calls.Failed() }
 
 // Err is why the group is broken, nil while it is not: an error that names
 // the rank that failed or died, for a process a *rendezvous.RankError.
-func (g *Group) Err() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.err
-}
+func (g *Group) Err() error { return g.calls.Err() }
 
 // Alloc is n zeroed values at a multiple of 64 bytes, on which collectives
 // work. Every rank makes the same calls of Alloc, so that a span lies at the
@@ -104,13 +96,13 @@ func (g *Group) Err() error {
 func (g *Group) Alloc(n int) (trainer.Host, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed {
-		return nil, fmt.Errorf("local: memory for %d values: the group is closed", n)
+	if g.calls.Closed() {
+		return nil, fmt.Errorf("local: memory for %d values: %w", n, queue.ErrClosed)
 	}
 	if n < 0 || n > math.MaxInt/4 {
 		return nil, fmt.Errorf("local: memory for %d values", n)
 	}
-	v, err := g.medium.alloc(n)
+	v, err := g.arenas[g.rank].Alloc(n)
 	if err != nil {
 		return nil, fmt.Errorf("local: memory for %d values: %w", n, err)
 	}
@@ -126,21 +118,16 @@ func (g *Group) AllReduce(ctx context.Context, v trainer.Host, op trainer.Op) (w
 	if op != trainer.Sum && op != trainer.Average {
 		return nil, fmt.Errorf("local: all-reduce with the operation %d, which does not exist", op)
 	}
-	c, err := g.spanCall(ctx, reduceSum+uint32(op), v, 0)
+	c, err := g.spanCall(ctx, board.Reduce+uint32(op), v, 0)
 	if err != nil {
 		return nil, err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	n, err := g.start(c)
 	if err != nil {
 		return nil, err
 	}
-	if !g.running {
-		g.running = true
-		go g.background()
-	}
-	return func() error { return g.wait(n) }, nil
+	g.calls.Go()
+	return func() error { return g.calls.Wait(n) }, nil
 }
 
 // Broadcast replaces v, which Alloc gave whole or in part, by the root's.
@@ -148,7 +135,7 @@ func (g *Group) Broadcast(ctx context.Context, v trainer.Host, root int) error {
 	if root < 0 || root >= g.size {
 		return fmt.Errorf("local: broadcast from rank %d: there are the ranks 0 to %d", root, g.size-1)
 	}
-	c, err := g.spanCall(ctx, broadcast, v, root)
+	c, err := g.spanCall(ctx, board.Broadcast, v, root)
 	if err != nil {
 		return err
 	}
@@ -158,7 +145,7 @@ func (g *Group) Broadcast(ctx context.Context, v trainer.Host, root int) error {
 // Exchange gives every rank what each rank brought, by rank. Lengths may
 // differ. The caller owns all.
 func (g *Group) Exchange(ctx context.Context, mine []byte) (all [][]byte, err error) {
-	err = g.do(call{ctx: ctx, post: post{What: exchange, Length: uint64(len(mine))}, mine: mine, all: &all})
+	err = g.do(call{ctx: ctx, Post: board.Post{What: board.Exchange, Length: uint64(len(mine))}, mine: mine, all: &all})
 	if err != nil {
 		return nil, err
 	}
@@ -171,151 +158,112 @@ func (g *Group) Exchange(ctx context.Context, mine []byte) (all [][]byte, err er
 // nothing where err is nil or the group is broken already.
 func (g *Group) Fail(err error) {
 	if err != nil && g.fail(err) {
+		g.Err() // the caller knows
 		g.medium.tell(err)
 	}
 }
 
 // Close ends this rank's part and frees its memory. Where a call is pending
-// still, that breaks the group and is an error. Calls of the others that
-// need this rank later are errors that say that it has left; a goroutine has
-// left once its function has returned. On rank 0 of processes it waits up to
-// 5 s for the others to leave, too. Further calls of Close do nothing.
+// still, that breaks the group and is an error; so is a broken group, unless
+// a call has said so before. Calls of the others that need this rank later are
+// errors that say that it has left; a goroutine has left once its function has
+// returned. On rank 0 of processes it waits for the others to leave, too, for
+// Config.Timeout or else 5 s, and then is an error that names those that have
+// not. Further calls of Close do nothing.
 func (g *Group) Close() error {
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
+	pending, first := g.calls.Close()
+	if !first {
 		return nil
 	}
-	g.closed = true
-	if n := g.started - g.ended; n > 0 && g.err == nil {
-		g.pending = fmt.Errorf("local: rank %d closed the group with %d calls pending", g.rank, n)
-		g.breakUp(g.pending)
+	if pending > 0 {
+		if err := fmt.Errorf("local: rank %d closed the group with %d calls pending", g.rank, pending); g.fail(err) {
+			g.pending = err
+		}
 	}
-	for g.running {
-		g.changed.Wait()
-	}
+	g.calls.Rest()
 	if g.process {
 		g.leave()
 	}
-	pending, broken := g.pending, g.err != nil
-	g.mu.Unlock()
-	if g.process && pending != nil {
-		g.medium.tell(pending)
+	g.telling.Wait()
+	err, whole := cmp.Or(g.pending, g.calls.News()), g.whole()
+	switch {
+	case g.process && g.pending != nil:
+		g.medium.tell(g.pending)
+	case g.process && g.rank == 0 && whole:
+		err = g.seeOff()
 	}
-	if err := g.medium.close(); !broken {
-		return err
+	if closing := g.medium.close(); whole && err == nil {
+		err = closing
 	}
-	return pending
+	return err
 }
 
 // leave lets the others know that this rank takes part no longer. Where the
-// group is broken they know better. The caller holds mu.
+// group is broken they know a better reason why it is.
 func (g *Group) leave() {
-	if g.err == nil && !g.gone {
-		g.board.Leave(g.rank)
-		g.medium.ring()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.gone {
+		g.board.Leave(g.rank, g.whole())
+		g.medium.Ring()
 	}
 	g.gone = true
 }
 
-// fail breaks the group by err, and says whether it was whole before.
-func (g *Group) fail(err error) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.breakUp(err)
+// seeOff waits until all ranks have left; it is rank 0 that passes on news.
+func (g *Group) seeOff() error {
+	timeout := cmp.Or(g.timeout, patience)
+	for waited := time.Duration(0); ; {
+		heard := g.medium.Heard()
+		here := g.board.Here()
+		switch {
+		case len(here) == 0 || !g.whole():
+			return nil
+		case waited >= timeout:
+			err := &TimeoutError{Ranks: here, Call: "close of rank 0", After: timeout, where: g.where(here)}
+			g.Fail(err)
+			return err
+		}
+		waited += g.sleep(context.Background(), heard, timeout-waited)
+	}
 }
 
-// breakUp is fail for a caller that holds mu.
-func (g *Group) breakUp(err error) bool {
-	if g.err != nil {
+// whole says whether the group is not broken.
+func (g *Group) whole() bool {
+	select {
+	case <-g.calls.Failed():
+		return false
+	default:
+		return true
+	}
+}
+
+// fail breaks the group by err, and says whether it was whole before.
+func (g *Group) fail(err error) bool {
+	if !g.calls.Fail(err) {
 		return false
 	}
-	g.err = err
-	close(g.failed)
-	g.changed.Broadcast()
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if !g.gone {
-		g.board.Break()
-		g.medium.ring()
+		g.board.Break(g.rank)
+		g.medium.Ring()
 	}
 	return true
 }
 
-// start puts a call into the queue; the caller holds mu and sees to it that a
-// goroutine works on the queue.
+// start puts a call into the queue, and do waits for it.
 func (g *Group) start(c call) (n uint64, err error) {
-	switch {
-	case g.closed:
-		return 0, fmt.Errorf("local: %v: the group is closed", c.post)
-	case g.err != nil:
-		return 0, g.err
+	if n, err = g.calls.Start(c); err == queue.ErrClosed {
+		err = fmt.Errorf("local: %v: %w", c.Post, err)
 	}
-	g.started++
-	g.queue = append(g.queue, c)
-	return g.started, nil
+	return n, err
 }
 
-// do starts a call and waits for it. Where nothing else is under way the
-// caller's goroutine does the work, which saves two changes of goroutine.
 func (g *Group) do(c call) error {
-	g.mu.Lock()
 	n, err := g.start(c)
-	if err == nil && !g.running {
-		g.running = true
-		g.work(n)
-	}
-	g.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	return g.wait(n)
-}
-
-// wait waits for the n-th call. A call that has failed still has its spans
-// until the runner has stopped.
-func (g *Group) wait(n uint64) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for g.ended < n && (g.err == nil || g.running) {
-		g.changed.Wait()
-	}
-	if g.ended < n {
-		return g.err
-	}
-	return nil
-}
-
-func (g *Group) run() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.work(math.MaxUint64)
-}
-
-// work makes the calls in the queue, in order, until the n-th has ended; what
-// is queued behind that goes on in the background. The caller holds mu and
-// has set running.
-func (g *Group) work(n uint64) {
-	for len(g.queue) > 0 && g.err == nil {
-		if g.ended >= n {
-			go g.background()
-			return
-		}
-		c := g.queue[0]
-		copy(g.queue, g.queue[1:])
-		g.queue[len(g.queue)-1] = call{}
-		g.queue = g.queue[:len(g.queue)-1]
-		number := g.ended + 1
-		g.mu.Unlock()
-		err := g.perform(c, number)
-		g.mu.Lock()
-		if err != nil {
-			g.breakUp(err)
-			break
-		}
-		g.ended++
-		g.changed.Broadcast()
-	}
-	clear(g.queue)
-	g.queue = g.queue[:0]
-	g.running = false
-	g.changed.Broadcast()
+	return g.calls.Wait(n)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -34,10 +35,15 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if role := os.Getenv(roleVar); role != "" {
+	if role := os.Getenv(roleVar); role == "fault" {
+		faultMain(os.Getenv(nameVar))
+		return
+	} else if role != "" {
 		rankMain(roles[role], os.Getenv(nameVar))
 		return
 	}
+	flag.Parse()
+	flag.Set("test.parallel", "8") // most of them wait for processes
 	os.Exit(m.Run())
 }
 
@@ -160,7 +166,8 @@ func followBenchmark(ctx context.Context, g *local.Group, name string) error {
 // process is a rank that a test has started.
 type process struct {
 	*exec.Cmd
-	out *bufio.Reader
+	out     *bufio.Reader
+	reports *bufio.Reader // of all ranks, to the launcher: who has failed first
 }
 
 // start starts the ranks from … size-1 of a world. Where the test itself is to
@@ -183,6 +190,12 @@ func start(t testing.TB, from, size int, role, name string) ([]process, rendezvo
 			t.Fatal(err)
 		}
 	}
+	reports, report, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer report.Close()
+	t.Cleanup(func() { reports.Close() })
 	var ranks []process
 	for rank := from; rank < size; rank++ {
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -190,11 +203,15 @@ func start(t testing.TB, from, size int, role, name string) ([]process, rendezvo
 			"RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size), "LOCAL_RANK="+strconv.Itoa(rank), "LOCAL_WORLD_SIZE="+strconv.Itoa(size),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", "SHARDFEED_ADDR="+w.Addr, "SHARDFEED_TOKEN="+w.Token,
 			"GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE")) // else a program built with -race takes a second to end
+		cmd.Env = append(cmd.Env, "SHARDFEED_REPORT_FD=3")
+		cmd.ExtraFiles = []*os.File{report}
 		if rank == 0 {
-			cmd.Env = append(cmd.Env, "SHARDFEED_LISTEN_FD=3")
-			cmd.ExtraFiles = []*os.File{file}
+			cmd.Env = append(cmd.Env, "SHARDFEED_LISTEN_FD=4")
+			cmd.ExtraFiles = append(cmd.ExtraFiles, file)
 		}
-		cmd.Stderr = os.Stderr
+		if !strings.Contains(name, "panic") {
+			cmd.Stderr = os.Stderr
+		}
 		out, err := cmd.StdoutPipe()
 		if err == nil {
 			err = cmd.Start()
@@ -206,7 +223,7 @@ func start(t testing.TB, from, size int, role, name string) ([]process, rendezvo
 			cmd.Process.Kill()
 			cmd.Wait()
 		})
-		ranks = append(ranks, process{cmd, bufio.NewReader(out)})
+		ranks = append(ranks, process{cmd, bufio.NewReader(out), bufio.NewReader(reports)})
 	}
 	return ranks, w
 }
@@ -240,6 +257,7 @@ func runProcesses(role string) grouptest.Run[trainer.Host] {
 }
 
 func TestProcesses(t *testing.T) {
+	t.Parallel()
 	grouptest.Test(t, []int{1, 2, 3}, runProcesses("case"))
 }
 
@@ -313,6 +331,7 @@ func dead(g *local.Group, err error) error {
 // A rank that is killed at any moment ends the calls of all others with an
 // error that names it, and no process and no memory is left.
 func TestKill(t *testing.T) {
+	t.Parallel()
 	const size = 3
 	for _, role := range []string{"busy", "waiting"} {
 		for victim := range size {
@@ -342,17 +361,15 @@ func TestKill(t *testing.T) {
 	}
 }
 
-func BenchmarkProcesses(b *testing.B) {
-	for _, w := range works {
-		b.Run(w.name, func(b *testing.B) {
-			_, world := start(b, 1, 2, "bench", w.name)
-			g, err := local.Join(b.Context(), world)
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := errors.Join(lead(b.Context(), b, g, w), g.Close()); err != nil {
-				b.Error(err)
-			}
-		})
+func init() {
+	onProcesses = func(b *testing.B, w work) {
+		_, world := start(b, 1, 2, "bench", w.name)
+		g, err := local.Join(b.Context(), world)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := errors.Join(lead(b.Context(), b, g, w), g.Close()); err != nil {
+			b.Error(err)
+		}
 	}
 }

@@ -1,36 +1,75 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
 	"strings"
 	"sync"
-	"unsafe"
+	"time"
 
-	"github.com/shardfeed/shardfeed/trainer"
+	"github.com/shardfeed/shardfeed/trainer/local/internal/arena"
 	"github.com/shardfeed/shardfeed/trainer/local/internal/board"
 )
 
-// Spawn runs f on size ranks, each a goroutine, and returns once all have
-// ended: nil where all returned nil, otherwise the first error, which names
-// its rank. A panic and runtime.Goexit in f are errors, too. When a rank has
-// failed, the others' collectives return an error that wraps its error, and
-// their context ends. f's group is closed for it when it returns.
-func Spawn(ctx context.Context, size int, f func(context.Context, *Group) error) error {
+// Ranks are the ranks that Spawn has started.
+type Ranks struct {
+	hub  *hub
+	done chan struct{}
+	err  error // set before done is closed
+}
+
+// Spawn is [Config.Spawn] without a Timeout.
+func Spawn(ctx context.Context, size int, f func(context.Context, *Group) error) *Ranks {
+	return Config{}.Spawn(ctx, size, f)
+}
+
+// Spawn starts f on size ranks, each a goroutine, and returns at once; Wait
+// waits for them. A panic and runtime.Goexit in f are errors of their rank.
+// When a rank has failed, the others' collectives return an error that wraps
+// its error, and their context ends. f's group is closed for it when it
+// returns.
+func (c Config) Spawn(ctx context.Context, size int, f func(context.Context, *Group) error) *Ranks {
+	r := &Ranks{done: make(chan struct{})}
 	if size < 1 || size > board.MaxRanks {
-		return fmt.Errorf("local: a group of %d ranks: 1 to %d are possible", size, board.MaxRanks)
+		r.err = fmt.Errorf("local: a group of %d ranks: 1 to %d are possible", size, board.MaxRanks)
+		close(r.done)
+		return r
 	}
-	h := newHub(size)
-	ctx, h.cancel = context.WithCancelCause(ctx)
-	defer h.cancel(nil)
+	r.hub = newHub(size, c.Timeout)
+	ctx, r.hub.cancel = context.WithCancelCause(ctx)
 	var ranks sync.WaitGroup
-	for _, g := range h.groups {
-		ranks.Go(func() { h.rank(ctx, g, f) })
+	for _, g := range r.hub.groups {
+		ranks.Go(func() { r.hub.rank(ctx, g, f) })
 	}
-	ranks.Wait()
-	return h.cause
+	go func() {
+		ranks.Wait()
+		r.hub.stop(nil) // from now on it is too late
+		r.err = r.hub.cause
+		close(r.done)
+	}()
+	return r
+}
+
+// Wait waits until all ranks have ended: nil where all returned nil, otherwise
+// the first error, which names its rank. It may be called more than once.
+func (r *Ranks) Wait() error {
+	<-r.done
+	return r.err
+}
+
+// Done is closed once all ranks have ended.
+func (r *Ranks) Done() <-chan struct{} { return r.done }
+
+// Stop ends the ranks in order: their contexts end with cause, or
+// context.Canceled where that is nil, and their collectives fail with it. It
+// does not wait for them, and does nothing once a rank has failed.
+func (r *Ranks) Stop(cause error) {
+	if r.hub != nil {
+		r.hub.stop(cmp.Or(cause, context.Canceled))
+	}
 }
 
 // rank is the life of a rank.
@@ -50,9 +89,7 @@ func (h *hub) rank(ctx context.Context, g *Group, f func(context.Context, *Group
 		if err != nil {
 			g.medium.tell(err)
 		}
-		g.mu.Lock()
 		g.leave()
-		g.mu.Unlock()
 	}()
 	err = f(ctx, g)
 }
@@ -71,22 +108,39 @@ func (f *failure) Unwrap() error { return f.err }
 
 // hub is what the goroutines of a group share.
 type hub struct {
-	groups []*Group
-	arenas []arena
-	bells  []chan struct{}
-	cancel context.CancelCauseFunc
-	failed sync.Once
-	cause  error // the first
+	groups  []*Group
+	timeout time.Duration
+	bells   []chan struct{}
+	cancel  context.CancelCauseFunc
+	ended   sync.Once
+	cause   error // the first
 }
 
-func newHub(size int) *hub {
-	h := &hub{arenas: make([]arena, size), cancel: func(error) {}}
+func newHub(size int, timeout time.Duration) *hub {
+	h := &hub{timeout: timeout, cancel: func(error) {}}
 	b := board.New(size)
+	var arenas []arena.Arena
+	for range size {
+		arenas = append(arenas, new(arena.Heap))
+	}
 	for rank := range size {
 		h.bells = append(h.bells, make(chan struct{}, 1))
-		h.groups = append(h.groups, newGroup(rank, size, b, seat{h, rank}))
+		g := newGroup(rank, size, b, arenas, seat{h, rank})
+		g.timeout = timeout
+		h.groups = append(h.groups, g)
 	}
 	return h
+}
+
+// stop ends all ranks because of the first cause.
+func (h *hub) stop(cause error) {
+	h.ended.Do(func() {
+		h.cause = cause
+		for _, g := range h.groups {
+			g.fail(cause)
+		}
+		h.cancel(cause)
+	})
 }
 
 // seat is a rank's place at the hub.
@@ -95,7 +149,7 @@ type seat struct {
 	rank int
 }
 
-func (s seat) ring() {
+func (s seat) Ring() {
 	for _, bell := range s.bells {
 		select {
 		case bell <- struct{}{}:
@@ -104,90 +158,29 @@ func (s seat) ring() {
 	}
 }
 
-func (s seat) listen() uint32 { return 0 } // the bell's channel remembers
+func (s seat) Heard() uint32 { return 0 } // the bell's channel remembers
 
-func (s seat) sleep(ctx context.Context, _ uint32) {
+func (s seat) Sleep(ctx context.Context, _ uint32, d time.Duration) {
+	var passed <-chan time.Time
+	if s.timeout > 0 {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		passed = timer.C
+	}
 	select {
 	case <-s.bells[s.rank]:
 	case <-ctx.Done():
+	case <-passed:
 	}
 }
 
 func (s seat) tell(err error) {
-	s.failed.Do(func() {
-		s.cause = &failure{s.rank, err}
-		for rank, g := range s.groups {
-			if rank != s.rank {
-				g.fail(s.cause)
-			}
-		}
-		s.cancel(s.cause)
-	})
+	var late *TimeoutError
+	if errors.As(err, &late) {
+		s.stop(late) // it says itself who is to blame
+	} else {
+		s.stop(&failure{s.rank, err})
+	}
 }
 
 func (s seat) close() error { return nil }
-
-func (s seat) alloc(n int) (trainer.Host, error) {
-	if uint64(n) > arenaBytes/4 {
-		return nil, fmt.Errorf("more than the %d that a rank can have", uint64(arenaBytes)/4)
-	}
-	return s.arenas[s.rank].alloc(n), nil
-}
-
-func (s seat) offset(v trainer.Host) (uint64, bool) { return s.arenas[s.rank].offset(v) }
-
-func (s seat) span(rank int, off, n uint64) []float32 { return s.arenas[rank].span(off, n) }
-
-// arena is a rank's memory: pieces of the Go heap, which is the memory that
-// the race detector watches. An offset is the piece's number and the offset in
-// the piece.
-type arena struct {
-	mu     sync.RWMutex
-	pieces []trainer.Host
-}
-
-const pieceShift = 36 // a piece has up to arenaBytes
-
-func (a *arena) alloc(n int) trainer.Host {
-	mem := trainer.Host(aligned(n))
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.pieces = append(a.pieces, mem)
-	return mem
-}
-
-func (a *arena) offset(v trainer.Host) (uint64, bool) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	for i, p := range a.pieces {
-		if off, ok := within(v, p); ok {
-			return uint64(i)<<pieceShift + off, true
-		}
-	}
-	return 0, false
-}
-
-func (a *arena) span(off, n uint64) []float32 {
-	if n == 0 {
-		return nil
-	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	from := off % (1 << pieceShift) / 4
-	return a.pieces[off>>pieceShift][from : from+n]
-}
-
-// aligned is n values at a multiple of 64 bytes.
-func aligned(n int) []float32 {
-	mem := make([]float32, n+15)
-	skip := int(-address(mem)%64) / 4
-	return mem[skip : skip+n : skip+n]
-}
-
-// within is the offset in bytes of v in mem, if it lies there.
-func within(v, mem []float32) (off uint64, ok bool) {
-	off, size := uint64(address(v)-address(mem)), 4*uint64(len(mem))
-	return off, off%4 == 0 && off <= size && 4*uint64(len(v)) <= size-off
-}
-
-func address(v []float32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(v))) }

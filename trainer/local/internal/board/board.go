@@ -1,7 +1,7 @@
 // Package board is where ranks meet: memory that all of them reach, with a
-// count of who has come to the next meeting, and for each rank a slot for what
-// it calls and boxes for bytes. Nothing in it points anywhere, so it means the
-// same in every process.
+// word that says which meetings have come about, and for each rank to which it
+// has come, what it calls, and boxes for bytes. Nothing in it points anywhere,
+// so it means the same in every process.
 //
 // A rank writes its post and its box, comes to a meeting, and once that has
 // come about reads those of the others. Posts and boxes are there twice, for
@@ -11,13 +11,14 @@ package board
 
 import (
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
 // MaxRanks is the largest number of ranks.
 const MaxRanks = 1024
 
-// BoxBytes is what a rank can bring to a meeting.
+// BoxBytes is how much a rank can bring to a meeting.
 const BoxBytes = 32 << 10
 
 // Board is the ranks' shared memory as one of them sees it.
@@ -27,34 +28,47 @@ type Board struct {
 	boxes []byte // for each rank two
 }
 
-// head and slot are cache lines.
+// head and slot are whole cache lines.
 type head struct {
-	state    atomic.Uint64 // meetings that have come about <<16, broken, ranks that have come to the next
-	Bell     atomic.Uint32 // counts changes that a rank may sleep for
-	Sleepers atomic.Uint32 // how many do
+	state    atomic.Uint64 // meetings that have come about <<16, broken, prevented, 1 + the rank that did it
+	bell     atomic.Uint32 // counts changes that a rank may sleep for
+	sleepers atomic.Uint32 // how many do
 	_        [48]byte
 }
 
 type slot struct {
 	arrived atomic.Uint64 // meetings to which the rank has come
-	left    atomic.Uint32 // not 0: it will come to no other
+	left    atomic.Uint32 // a way of leaving; 0: it is here
 	_       [4]byte
 	posts   [2]Post
+	verdict verdict // the state says whether it counts
 }
 
-// Post is a call as the other ranks see it.
-type Post struct {
-	What   uint32
-	Root   uint32 // of a broadcast
-	Length uint64 // in values, of an exchange in bytes
-	Offset uint64 // in the rank's arena, in bytes
+// verdict is what a rank found when it prevented a meeting.
+type verdict struct {
+	Reason
+	late [MaxRanks / 64]uint64 // a bit for each rank that had not come
+	_    [48]byte
+}
+
+// Reason is why a rank waits for a meeting no longer.
+type Reason struct {
+	Call  uint64        // the number of its call
+	After time.Duration // for which it has waited; 0 where that was not too long, but it has a reason of its own
 }
 
 // The state's parts.
 const (
-	broken   = 1 << 15 // no further meeting comes about, but for one that must
-	comers   = broken - 1
-	meetings = 16 // the shift
+	broken    = 1 << 15 // no further meeting comes about, but for one that must
+	prevented = 1 << 14 // by a rank that waited for others
+	breaker   = prevented - 1
+	meetings  = 16 // the shift
+)
+
+// The ways of leaving.
+const (
+	wellLeft uint32 = 1 + iota
+	fled            // because the group was broken before
 )
 
 // Size is how many bytes a board has.
@@ -82,29 +96,69 @@ func On(mem []byte, ranks int) Board {
 // Post is what a rank brought to a meeting.
 func (b Board) Post(rank int, meeting uint64) Post { return b.slots[rank].posts[meeting&1] }
 
-// Box is a rank's box at a meeting.
-func (b Board) Box(rank int, meeting uint64) []byte {
+// box is a rank's box at a meeting.
+func (b Board) box(rank int, meeting uint64) []byte {
 	at := (2*rank + int(meeting&1)) * BoxBytes
 	return b.boxes[at : at+BoxBytes]
 }
 
-// Arrive brings a rank to a meeting with its post, and says whether it was the
-// last to come. Once the board is broken that has no effect, except for a
-// meeting that must come about.
-func (b Board) Arrive(rank int, meeting uint64, p Post, must bool) (last bool) {
-	b.slots[rank].posts[meeting&1] = p
-	b.slots[rank].arrived.Store(meeting + 1)
-	for {
-		s := b.state.Load()
-		if s&broken != 0 && !must {
+// Bring puts into a rank's box what fits of mine[from:], before it arrives at
+// the meeting.
+func (b Board) Bring(rank int, meeting uint64, mine []byte, from int) {
+	copy(b.box(rank, meeting), mine[min(from, len(mine)):])
+}
+
+// Receivers are slices for what each rank brings to an exchange, as long as
+// the posts of its first meeting say.
+func (b Board) Receivers(meeting uint64) [][]byte {
+	total := 0
+	for rank := range b.slots {
+		total += int(b.Post(rank, meeting).Length)
+	}
+	mem := make([]byte, total)
+	all := make([][]byte, len(b.slots))
+	for rank := range all {
+		n := int(b.Post(rank, meeting).Length)
+		all[rank], mem = mem[:n:n], mem[n:]
+	}
+	return all
+}
+
+// Take gets what all ranks have brought to a meeting to the receivers, from
+// the byte from, and says whether some have more.
+func (b Board) Take(meeting uint64, all [][]byte, from int) (more bool) {
+	for rank, theirs := range all {
+		copy(theirs[min(from, len(theirs)):], b.box(rank, meeting))
+		more = more || from+BoxBytes < len(theirs)
+	}
+	return more
+}
+
+// Arrive brings a rank to a meeting with its post. Another call, Complete,
+// lets the meeting come about.
+func (b Board) Arrive(rank int, meeting uint64, p Post) {
+	slot := &b.slots[rank]
+	slot.posts[meeting&1] = p
+	slot.arrived.Store(meeting + 1)
+}
+
+// Complete lets a meeting come about if all have come to it, and says whether
+// it did. Any rank may do that for all: the last to come may have been stopped
+// on the threshold. Nothing comes about on a broken board, except for a
+// meeting that must.
+func (b Board) Complete(meeting uint64, must bool) bool {
+	for rank := range b.slots {
+		if b.slots[rank].arrived.Load() <= meeting {
 			return false
 		}
-		next := s + 1
-		if last = s&comers == uint64(len(b.slots)-1); last {
-			next = (meeting+1)<<meetings | s&broken
+	}
+	for {
+		s := b.state.Load()
+		if s>>meetings > meeting || s&broken != 0 && !must {
+			return false
 		}
-		if b.state.CompareAndSwap(s, next) {
-			return last
+		if b.state.CompareAndSwap(s, s+1<<meetings) {
+			return true
 		}
 	}
 }
@@ -115,31 +169,74 @@ func (b Board) State(meeting uint64) (met, isBroken bool) {
 	return s>>meetings > meeting, s&broken != 0
 }
 
-// Break lets no further meeting come about.
-func (b Board) Break() { b.state.Or(broken) }
-
-// Prevent is Break unless the meeting has come about, and says whether it was
-// in time: either all ranks pass a meeting or none does.
-func (b Board) Prevent(meeting uint64) bool {
+// Break lets no further meeting come about, and gives the rank as the one
+// that did it if it is the first.
+func (b Board) Break(rank int) {
 	for {
 		s := b.state.Load()
-		if s>>meetings > meeting {
+		if s&broken != 0 || b.state.CompareAndSwap(s, s|broken|uint64(rank+1)) {
+			return
+		}
+	}
+}
+
+// Prevent is Break unless nobody is late for the meeting any more, or the
+// board is broken already, and says whether it was in time: either all ranks
+// pass a meeting or none does.
+func (b Board) Prevent(rank int, meeting uint64, r Reason) bool {
+	v := &b.slots[rank].verdict
+	for {
+		s := b.state.Load()
+		late := b.Late(meeting)
+		if len(late) == 0 || s&broken != 0 {
 			return false
 		}
-		if b.state.CompareAndSwap(s, s|broken) {
+		v.Reason, v.late = r, [MaxRanks / 64]uint64{}
+		for _, l := range late {
+			v.late[l/64] |= 1 << (l % 64)
+		}
+		if b.state.CompareAndSwap(s, s|broken|prevented|uint64(rank+1)) {
 			return true
 		}
 	}
 }
 
-// Leave breaks the board because a rank comes to no further meeting.
-func (b Board) Leave(rank int) {
-	b.slots[rank].left.Store(1)
-	b.Break()
+// Breaker is the rank that has broken the board, -1 while it is whole.
+func (b Board) Breaker() int { return int(b.state.Load()&breaker) - 1 }
+
+// Verdict are the ranks that were late for the meeting that Breaker prevented,
+// with what it had posted; none where it broke the board otherwise.
+func (b Board) Verdict() (late []int, p Post, r Reason) {
+	s := b.state.Load()
+	if s&prevented == 0 {
+		return nil, p, r
+	}
+	rank := int(s&breaker) - 1
+	v := &b.slots[rank].verdict
+	for l := range b.slots {
+		if v.late[l/64]>>(l%64)&1 != 0 {
+			late = append(late, l)
+		}
+	}
+	return late, b.Post(rank, s>>meetings), v.Reason
 }
 
-// Left are the ranks that have left.
-func (b Board) Left() []int { return b.ranks(func(s *slot) bool { return s.left.Load() != 0 }) }
+// Leave breaks the board because a rank comes to no further meeting. well
+// says that this, and nothing before, is the reason.
+func (b Board) Leave(rank int, well bool) {
+	way := fled
+	if well {
+		way = wellLeft
+	}
+	b.slots[rank].left.Store(way)
+	b.Break(rank)
+}
+
+// Left are the ranks that have left well.
+func (b Board) Left() []int { return b.ranks(func(s *slot) bool { return s.left.Load() == wellLeft }) }
+
+// Here are the ranks that have not left at all.
+func (b Board) Here() []int { return b.ranks(func(s *slot) bool { return s.left.Load() == 0 }) }
 
 // Late are the ranks that have not come to a meeting.
 func (b Board) Late(meeting uint64) []int {
