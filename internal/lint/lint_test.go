@@ -44,7 +44,10 @@ loader/arrowipc/internal/ipcfile < x internal/mmap github.com/google/flatbuffers
 trainer/optim      < x trainer github.com/viterin/vek
 trainer/checkpoint < x trainer internal/atomicdir
 trainer/nn         < x trainer github.com/viterin/vek github.com/ebitengine/purego
-trainer/rendezvous < x
+trainer/rendezvous < x trainer/rendezvous/internal/notice trainer/rendezvous/internal/server trainer/rendezvous/internal/wire
+trainer/rendezvous/internal/notice <
+trainer/rendezvous/internal/server < trainer/rendezvous/internal/wire
+trainer/rendezvous/internal/wire   < x
 trainer/local      < x trainer trainer/rendezvous trainer/local/internal/arena trainer/local/internal/board trainer/local/internal/queue trainer/local/internal/segment trainer/local/internal/sum
 trainer/local/internal/arena   <
 trainer/local/internal/board   < x

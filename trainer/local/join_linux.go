@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/shardfeed/shardfeed/trainer/local/internal/board"
 	"github.com/shardfeed/shardfeed/trainer/local/internal/segment"
 	"github.com/shardfeed/shardfeed/trainer/rendezvous"
@@ -90,13 +88,13 @@ type peer struct {
 	watch   sync.WaitGroup
 }
 
-// tell goes by way of the store. The launcher takes the first rank that is
-// reported to it, and the store reports the one that tells: not the one that
-// is to blame for a timeout.
+// tell goes by way of the store. The launcher is to hear of the rank that is
+// to blame for a timeout, not of the one that tells.
 func (p *peer) tell(err error) {
 	var late *TimeoutError
-	if fd := p.store.World().ReportFD; errors.As(err, &late) && fd > 0 {
-		unix.Write(fd, fmt.Appendln(nil, late.Ranks[0]))
+	if errors.As(err, &late) {
+		p.store.Blame(late.Ranks[0], err)
+		return
 	}
 	p.store.Fail(err)
 }

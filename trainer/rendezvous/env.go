@@ -43,12 +43,11 @@ func Env() (World, error) {
 // LOCAL_RANK that is missing, and has to agree with one that is set.
 func FromEnv(getenv func(string) string, args []string) (World, error) {
 	v := variables{get: getenv}
-	w, relic := World{Size: 1, LocalSize: 1}, v.relic(args)
+	w := World{Size: 1, LocalSize: 1}
 	if slices.ContainsFunc(launched, func(name string) bool { return getenv(name) != "" }) {
-		w = v.world(relic)
-	}
-	if relic >= 0 && w.LocalRank >= 0 && relic != w.LocalRank {
-		v.complain("the argument --local-rank=%d contradicts LOCAL_RANK=%q", relic, getenv("LOCAL_RANK"))
+		w = v.world(args, v.addr)
+	} else {
+		v.agree(v.relic(args), 0)
 	}
 	if len(v.wrong) > 0 {
 		return World{}, fmt.Errorf("rendezvous: %s: start the ranks with shardfeed launch or torchrun, which set all of %s, or unset these to run alone", strings.Join(v.wrong, "; "), strings.Join(launched, ", "))
@@ -66,12 +65,14 @@ func (v *variables) complain(format string, args ...any) {
 	v.wrong = append(v.wrong, fmt.Sprintf(format, args...))
 }
 
-func (v *variables) world(relic int) World {
+// world reads all of a World; addr is its address, where it needs one.
+func (v *variables) world(args []string, addr func() string) World {
+	relic := v.relic(args)
 	w := World{Token: v.get("SHARDFEED_TOKEN")}
 	w.Rank = v.number("RANK", needed, 0, maxRanks-1)
 	w.Size = v.number("WORLD_SIZE", needed, 1, maxRanks)
 	if w.Size != 1 {
-		w.Addr = v.addr()
+		w.Addr = addr()
 	}
 	rank, size := needed, needed
 	if w.Addr == "" || loopback(w.Addr) {
@@ -85,7 +86,7 @@ func (v *variables) world(relic int) World {
 	if w.Size > 0 && w.Rank >= w.Size {
 		v.complain("RANK is %d, but WORLD_SIZE is %d: ranks count from 0", w.Rank, w.Size)
 	}
-	if w.LocalSize > 0 && w.LocalRank >= w.LocalSize {
+	if w.LocalSize > 0 && w.LocalRank >= w.LocalSize && (w.LocalRank != w.Rank || w.LocalSize != w.Size) {
 		v.complain("LOCAL_RANK is %d, but LOCAL_WORLD_SIZE is %d: ranks count from 0", w.LocalRank, w.LocalSize)
 	}
 	if w.Size > 0 && w.LocalSize > w.Size {
@@ -95,6 +96,7 @@ func (v *variables) world(relic int) World {
 		w.ListenFD = v.number("SHARDFEED_LISTEN_FD", 0, 3, 1<<20)
 	}
 	w.ReportFD = v.number("SHARDFEED_REPORT_FD", 0, 3, 1<<20)
+	v.agree(relic, w.LocalRank)
 	return w
 }
 
@@ -169,6 +171,13 @@ func (v *variables) relic(args []string) int {
 		break
 	}
 	return unknown
+}
+
+// agree complains where an argument --local-rank is not the local rank.
+func (v *variables) agree(relic, localRank int) {
+	if relic >= 0 && localRank >= 0 && relic != localRank {
+		v.complain("the argument --local-rank=%d contradicts LOCAL_RANK=%q", relic, v.get("LOCAL_RANK"))
+	}
 }
 
 // loopback says whether only this machine itself can reach an address.

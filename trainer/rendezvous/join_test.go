@@ -1,33 +1,32 @@
 package rendezvous
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardfeed/shardfeed/trainer/rendezvous/internal/wire"
 )
 
 // hello is what a rank says first.
-func hello(w World) message {
+func hello(w World) wire.Message {
 	token := sha256.Sum256([]byte(w.Token))
-	return message{Kind: "hello", Version: version, Size: w.Size, Token: token[:], Rank: w.Rank, Host: "host", PID: 4711}
+	return wire.Message{Kind: "hello", Version: wire.Version, Size: w.Size, Token: token[:], Rank: w.Rank, Host: "host", PID: 4711}
 }
 
 // reach connects to rank 0, as soon as it listens.
-func reach(t *testing.T, w World) *link {
+func reach(t *testing.T, w World) *wire.Link {
 	t.Helper()
 	for ctx := soon(t); ctx.Err() == nil; {
 		if c, err := net.Dial("tcp", w.Addr); err == nil {
 			t.Cleanup(func() { c.Close() })
-			return &link{Conn: c}
+			return &wire.Link{Conn: c}
 		}
 	}
 	t.Fatalf("nobody listens at %s", w.Addr)
@@ -35,20 +34,20 @@ func reach(t *testing.T, w World) *link {
 }
 
 // ask is a rank by hand: it says hello, and returns the answer.
-func ask(t *testing.T, w World, hello message) (*link, message) {
+func ask(t *testing.T, w World, hello wire.Message) (*wire.Link, wire.Message) {
 	t.Helper()
 	l := reach(t, w)
-	if err := l.send(hello); err != nil {
+	if err := l.Send(hello); err != nil {
 		t.Fatal(err)
 	}
 	return l, expect(t, l)
 }
 
 // expect is the next message.
-func expect(t *testing.T, l *link) message {
+func expect(t *testing.T, l *wire.Link) wire.Message {
 	t.Helper()
 	l.SetReadDeadline(time.Now().Add(20 * time.Second))
-	m, err := read(l, maxMessage)
+	m, err := wire.Read(l, wire.MaxMessage)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +98,7 @@ func TestTurnedAway(t *testing.T) {
 	if _, err := Join(soon(t), world[2]); err == nil || !strings.Contains(err.Error(), "rank 2 has joined before") {
 		t.Errorf("a late duplicate: %v", err)
 	}
-	l.send(message{Kind: "leave"})
+	l.Send(wire.Message{Kind: "leave"})
 	closeAll(t, []*Store{all[0].Store, all[1].Store})
 }
 
@@ -108,16 +107,16 @@ func TestHello(t *testing.T) {
 	first := make(chan []joined)
 	go func() { first <- join(soon(t), world[0]) }()
 	for _, c := range []struct {
-		change func(*message)
+		change func(*wire.Message)
 		want   string
 	}{
-		{func(m *message) { m.Version = 2 }, "it speaks version 2 of the protocol, rank 0 version 1"},
-		{func(m *message) { m.Rank = 2 }, "rank 0 expects a world of 2"},
-		{func(m *message) { m.Rank = -1 }, "rank 0 expects a world of 2"},
-		{func(m *message) { m.Rank = 0 }, "rank 0 has joined before"},
-		{func(m *message) { m.Token = m.Token[:31] }, "its token"},
-		{func(m *message) { m.Token = nil }, "its token"},
-		{func(m *message) { m.Size = 0 }, "it is one of 0, rank 0 expects a world of 2"},
+		{func(m *wire.Message) { m.Version = 2 }, "it speaks version 2 of the protocol, rank 0 version 1"},
+		{func(m *wire.Message) { m.Rank = 2 }, "rank 0 expects a world of 2"},
+		{func(m *wire.Message) { m.Rank = -1 }, "rank 0 expects a world of 2"},
+		{func(m *wire.Message) { m.Rank = 0 }, "rank 0 has joined before"},
+		{func(m *wire.Message) { m.Token = m.Token[:31] }, "its token"},
+		{func(m *wire.Message) { m.Token = nil }, "its token"},
+		{func(m *wire.Message) { m.Size = 0 }, "it is one of 0, rank 0 expects a world of 2"},
 	} {
 		asked := hello(world[1])
 		c.change(&asked)
@@ -141,7 +140,7 @@ func TestGarbage(t *testing.T) {
 	world := worlds(t, 2)
 	first := make(chan []joined)
 	go func() { first <- join(soon(t), world[0]) }()
-	long := encode(t, message{Kind: "hello", Words: strings.Repeat("x", maxHello)})
+	long := append([]byte{0, 0, 0x10, 1}, `{"Kind":"hello","Words":"`+strings.Repeat("x", wire.MaxHello)...)
 	for name, text := range map[string][]byte{
 		"HTTP":            []byte("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
 		"TLS":             {22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3},
@@ -157,7 +156,7 @@ func TestGarbage(t *testing.T) {
 		if _, err := c.Write(text); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		c.SetReadDeadline(time.Now().Add(2 * patience))
+		c.SetReadDeadline(time.Now().Add(2 * wire.Patience))
 		if n, err := c.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %d bytes, %v, want the end", name, n, err)
 		}
@@ -218,7 +217,7 @@ func TestMissingRanks(t *testing.T) {
 		first := make(chan []joined)
 		go func() { first <- join(ctx, world[0]) }()
 		reach(t, world[0])
-		var others []*link
+		var others []*wire.Link
 		for _, rank := range c.present {
 			l, m := ask(t, world[rank], hello(world[rank]))
 			if m.Kind != "accepted" {
@@ -244,7 +243,7 @@ func TestMissingRanksToldByRank1(t *testing.T) {
 	first := make(chan []joined)
 	go func() { first <- join(soon(t), world[0]) }()
 	l, _ := ask(t, world[1], hello(world[1]))
-	l.send(message{Kind: "expired", Words: "within 30s"})
+	l.Send(wire.Message{Kind: "expired", Words: "within 30s"})
 	const want = "rank 2 of 3 did not join within 30s"
 	if err := (<-first)[0].err; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("rank 0: %v", err)
@@ -267,11 +266,11 @@ func TestJoinEnds(t *testing.T) {
 				t.Fatal(m)
 			}
 			if words != "" {
-				one.send(message{Kind: "fail", Words: words})
+				one.Send(wire.Message{Kind: "fail", Words: words})
 			} else {
 				one.Close()
 			}
-			if m := expect(t, two); m.Kind != "failed" || m.rank() != (RankError{Rank: 1, Host: "host", PID: 4711, Words: words}) {
+			if m := expect(t, two); m.Kind != "failed" || rankError(m) != (RankError{Rank: 1, Host: "host", PID: 4711, Words: words}) {
 				t.Errorf("rank 2: %+v", m)
 			}
 			err := (<-first)[0].err
@@ -304,11 +303,12 @@ func TestJoinCancelled(t *testing.T) {
 }
 
 func TestUnreachable(t *testing.T) {
+	t.Parallel()
 	world := worlds(t, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := Join(ctx, world[1])
-	for _, want := range []string{"rank 1 could not reach rank 0 at " + world[1].Addr + " within 1s", "refused", "MASTER_ADDR and MASTER_PORT are the same"} {
+	for _, want := range []string{"rank 1 could not reach rank 0 at " + world[1].Addr + " within 1s", "refused", "MASTER_ADDR and MASTER_PORT, or the URL, are the same"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -332,6 +332,7 @@ func TestLateRank0(t *testing.T) {
 
 // Whoever else listens at the address is found out.
 func TestAnotherProgram(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		serve func(net.Conn)
@@ -416,63 +417,4 @@ func TestPortIsFree(t *testing.T) {
 			t.Errorf("%s is still open", addr)
 		}
 	}
-}
-
-func encode(t testing.TB, m message) []byte {
-	var b buffer
-	if err := (&link{Conn: &b}).send(m); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-// buffer is a connection that only keeps what is written.
-type buffer struct {
-	bytes.Buffer
-	net.Conn
-}
-
-func (b *buffer) Read(p []byte) (int, error)       { return b.Buffer.Read(p) }
-func (b *buffer) Write(p []byte) (int, error)      { return b.Buffer.Write(p) }
-func (b *buffer) SetWriteDeadline(time.Time) error { return nil }
-
-func TestMessages(t *testing.T) {
-	for _, m := range []message{
-		{Kind: "leave"},
-		{Kind: "hello", Version: 1, Size: 4, Rank: 3, Host: "node", PID: 7, Token: bytes.Repeat([]byte{7}, 32)},
-		{Kind: "value", Key: strings.Repeat("\x00", maxKey), Value: make([]byte, maxValue)},
-		{Kind: "failed", Rank: 1, Words: strings.Repeat("\x00", maxWords)},
-	} {
-		text := encode(t, m)
-		if got, err := read(bytes.NewReader(text), maxMessage); err != nil || fmt.Sprint(got) != fmt.Sprint(m) {
-			t.Errorf("%.100s: %v", fmt.Sprint(m), err)
-		}
-		for n := range min(len(text), 50) {
-			if _, err := read(bytes.NewReader(text[:n]), maxMessage); err == nil {
-				t.Errorf("%.100s: no error after %d bytes", fmt.Sprint(m), n)
-			}
-		}
-	}
-}
-
-func FuzzRead(f *testing.F) {
-	for _, m := range []message{{}, {Kind: "hello", Token: []byte{1}}, {Kind: "failed", Rank: -1, Words: "x"}} {
-		text := encode(f, m)
-		f.Add(text)
-	}
-	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
-	f.Fuzz(func(t *testing.T, text []byte) {
-		m, err := read(bytes.NewReader(text), maxHello)
-		if err != nil {
-			return
-		}
-		n := binary.BigEndian.Uint32(text)
-		if n > maxHello || len(text) < 4+int(n) {
-			t.Fatalf("%d bytes of %d were read", len(text), n)
-		}
-		again := encode(t, m)
-		if got, err := read(bytes.NewReader(again), maxMessage); err != nil || fmt.Sprint(got) != fmt.Sprint(m) {
-			t.Errorf("%+v, then %+v, %v", m, got, err)
-		}
-	})
 }

@@ -8,15 +8,19 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"github.com/shardfeed/shardfeed/trainer/rendezvous/internal/server"
+	"github.com/shardfeed/shardfeed/trainer/rendezvous/internal/wire"
 )
 
 // Store is what the ranks of a run share once they have joined: values by
 // key, and the news that one of them has failed. Its methods may be called
 // from several goroutines.
 type Store struct {
-	world  World
-	link   *link   // to rank 0
-	server *server // on rank 0
+	world   World
+	link    *wire.Link     // to rank 0
+	server  *server.Server // on rank 0
+	retract func()         // removes rank 0's file; nil where there is none
 
 	started chan struct{} // closed once all have joined
 	failed  chan struct{} // closed with failure
@@ -30,6 +34,10 @@ type Store struct {
 
 	closeOnce sync.Once
 	closeErr  error
+}
+
+func newStore(w World) *Store {
+	return &Store{world: w, started: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}), waiting: map[string]*arrival{}}
 }
 
 // arrival is a value that some Gets wait for.
@@ -56,31 +64,36 @@ func (e *RankError) Error() string {
 	return fmt.Sprintf("rank %d (%s, pid %d) failed: %s", e.Rank, e.Host, e.PID, e.Words)
 }
 
+// rankError is the rank that a message is about.
+func rankError(m wire.Message) RankError {
+	return RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Words: m.Words}
+}
+
 // receive handles messages until the connection ends.
-func (s *Store) receive(m message) {
+func (s *Store) receive(m wire.Message) {
 	defer close(s.ended)
-	for err := error(nil); err == nil; m, err = read(s.link, maxMessage) {
+	for err := error(nil); err == nil; m, err = wire.Read(s.link, wire.MaxMessage) {
 		s.handle(m)
 	}
 	s.link.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closing {
-		s.fail(s.zero)
+		s.fail(s.zero, 0)
 	}
 }
 
-func (s *Store) handle(m message) {
+func (s *Store) handle(m wire.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch m.Kind {
 	case "accepted", "start":
-		s.zero = m.rank()
+		s.zero = rankError(m)
 		if m.Kind == "start" {
 			close(s.started)
 		}
 	case "failed":
-		s.fail(m.rank())
+		s.fail(rankError(m), m.Late)
 	case "value":
 		if a := s.waiting[m.Key]; a != nil {
 			a.value = m.Value
@@ -90,14 +103,23 @@ func (s *Store) handle(m message) {
 	}
 }
 
-// fail takes note of a failure, if it is the first. The caller holds mu.
-func (s *Store) fail(failure RankError) {
+// fail takes note of a failure, if it is the first, and lets the launcher know
+// who is to blame: late, less 1, where that is not 0. The caller holds mu.
+func (s *Store) fail(failure RankError, late int) {
 	if s.failure == nil {
 		s.failure = &failure
 		close(s.failed)
-		if s.world.ReportFD > 0 {
-			report(s.world.ReportFD, fmt.Sprintln(failure.Rank))
+		if late == 0 {
+			late = failure.Rank + 1
 		}
+		s.world.report(late - 1)
+	}
+}
+
+// report tells the launcher which rank has failed.
+func (w World) report(rank int) {
+	if w.ReportFD > 0 {
+		report(w.ReportFD, fmt.Sprintln(rank))
 	}
 }
 
@@ -121,13 +143,13 @@ func (s *Store) Err() error {
 // Set gives a key of at most 1 KiB of UTF-8 a value of at most 1 MiB, for all
 // ranks; a later Set replaces it. It returns once the value is sent.
 func (s *Store) Set(ctx context.Context, key string, value []byte) error {
-	if len(value) > maxValue {
-		return fmt.Errorf("rendezvous: the value of key %q has %d bytes, the limit is %d: the store is for addresses and small facts", key, len(value), maxValue)
+	if len(value) > wire.MaxValue {
+		return fmt.Errorf("rendezvous: the value of key %q has %d bytes, the limit is %d: the store is for addresses and small facts", key, len(value), wire.MaxValue)
 	}
 	if err := s.usable(ctx, key); err != nil {
 		return err
 	}
-	if err := s.link.send(message{Kind: "set", Key: key, Value: value}); err != nil {
+	if err := s.link.Send(wire.Message{Kind: "set", Key: key, Value: value}); err != nil {
 		<-s.ended // the reason is known then
 		return s.usable(ctx, key)
 	}
@@ -147,7 +169,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 		s.waiting[key] = a
 	}
 	s.mu.Unlock()
-	s.link.send(message{Kind: "get", Key: key}) // where that fails, ended follows
+	s.link.Send(wire.Message{Kind: "get", Key: key}) // where that fails, ended follows
 	select {
 	case <-a.done:
 		return slices.Clone(a.value), nil
@@ -168,8 +190,8 @@ func (s *Store) usable(ctx context.Context, key string) error {
 		return s.failure
 	case s.closing:
 		return errors.New("rendezvous: the store is closed")
-	case len(key) > maxKey || !utf8.ValidString(key):
-		return fmt.Errorf("rendezvous: a key of %d bytes, %.40q: give at most %d bytes of UTF-8", len(key), key, maxKey)
+	case len(key) > wire.MaxKey || !utf8.ValidString(key):
+		return fmt.Errorf("rendezvous: a key of %d bytes, %.40q: give at most %d bytes of UTF-8", len(key), key, wire.MaxKey)
 	case ctx.Err() != nil:
 		return fmt.Errorf("rendezvous: key %q: %w", key, context.Cause(ctx))
 	}
@@ -179,11 +201,20 @@ func (s *Store) usable(ctx context.Context, key string) error {
 // Fail tells all ranks that this one is ending, and why. It returns once they
 // are told, or after a second. It does nothing where err is nil or a rank has
 // failed before. Close is still to be called.
-func (s *Store) Fail(err error) {
+func (s *Store) Fail(err error) { s.tell(err, 0) }
+
+// Blame is Fail where another rank is the cause, for which this one has waited
+// in vain: the launcher hears of that.
+func (s *Store) Blame(rank int, err error) {
+	s.world.report(rank) // at once, since rank 0, which tells the others, may be the one
+	s.tell(err, rank+1)
+}
+
+func (s *Store) tell(err error, late int) {
 	if err == nil || s.usable(context.Background(), "") != nil {
 		return
 	}
-	s.link.send(message{Kind: "fail", Words: lastWords(err.Error())})
+	s.link.Send(wire.Message{Kind: "fail", Words: wire.LastWords(err.Error()), Late: late})
 	select {
 	case <-s.failed:
 	case <-s.ended:
@@ -200,15 +231,29 @@ func (s *Store) Close() error {
 		s.mu.Lock()
 		s.closing = true
 		s.mu.Unlock()
-		s.link.send(message{Kind: "leave"})
+		s.link.Send(wire.Message{Kind: "leave"})
 		s.link.SetReadDeadline(time.Now().Add(wordsTime)) // rank 0 closes the connection
 		<-s.ended
 		if s.server != nil {
-			s.closeErr = s.server.close()
+			s.closeErr = s.shut()
 		}
 		if err := s.Err(); err != nil {
 			s.closeErr = err
 		}
 	})
 	return s.closeErr
+}
+
+// shut ends rank 0's server. Until its file is gone the server answers, so that
+// no other rank 0 takes the file for stale.
+func (s *Store) shut() error {
+	err := s.server.Wait()
+	if s.retract != nil {
+		s.retract()
+	}
+	if failure := s.server.Stop(); err == nil && failure != nil {
+		first := rankError(*failure)
+		err = &first
+	}
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
@@ -13,6 +14,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/shardfeed/shardfeed/trainer/rendezvous/internal/server"
+	"github.com/shardfeed/shardfeed/trainer/rendezvous/internal/wire"
 )
 
 // soon bounds what should take no time, so that a test that fails ends.
@@ -22,11 +26,14 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// worlds are the places of n ranks on a port that was free a moment ago.
+// worlds are the places of n ranks on a port that was free a moment ago, and
+// that the system, which gives others from above, does not give away.
 func worlds(t *testing.T, n int) []World {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var l net.Listener
+	for err := error(nil); l == nil; {
+		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10000+rand.IntN(20000))); err != nil && t.Context().Err() != nil {
+			t.Fatal(err)
+		}
 	}
 	defer l.Close()
 	all := make([]World, n)
@@ -133,8 +140,8 @@ func TestSetGet(t *testing.T) {
 
 func TestValues(t *testing.T) {
 	all := stores(t, 2)
-	for _, value := range [][]byte{nil, {0}, bytes.Repeat([]byte{0xff}, maxValue)} {
-		key := strings.Repeat("\x00", maxKey) // the longest form in JSON
+	for _, value := range [][]byte{nil, {0}, bytes.Repeat([]byte{0xff}, wire.MaxValue)} {
+		key := strings.Repeat("\x00", wire.MaxKey) // the longest form in JSON
 		if err := all[1].Set(soon(t), key, value); err != nil {
 			t.Fatal(err)
 		}
@@ -159,8 +166,8 @@ func TestValues(t *testing.T) {
 		value []byte
 		want  string
 	}{
-		{t.Context(), "key", make([]byte, maxValue+1), `the value of key "key" has 1048577 bytes, the limit is 1048576`},
-		{t.Context(), strings.Repeat("k", maxKey+1), nil, "a key of 1025 bytes"},
+		{t.Context(), "key", make([]byte, wire.MaxValue+1), `the value of key "key" has 1048577 bytes, the limit is 1048576`},
+		{t.Context(), strings.Repeat("k", wire.MaxKey+1), nil, "a key of 1025 bytes"},
 		{t.Context(), "\xff", nil, "UTF-8"},
 		{over, "key", nil, "context canceled"},
 	} {
@@ -198,12 +205,6 @@ func TestGetGivesUp(t *testing.T) {
 			}
 			cancel()
 		}
-		server := all[0].server
-		server.mu.Lock()
-		if n := len(server.waiting["key"]); n != 1 {
-			t.Errorf("rank 1 waits %d times", n)
-		}
-		server.mu.Unlock()
 		if err := all[0].Set(t.Context(), "key", []byte("value")); err != nil {
 			t.Fatal(err)
 		}
@@ -260,14 +261,8 @@ func TestRank0ToldLast(t *testing.T) {
 	}
 }
 
-// die ends all connections of rank 0 as the end of its process does: without
-// a message.
-func die(zero *Store) {
-	zero.server.mu.Lock()
-	zero.server.failure = &RankError{}
-	zero.server.mu.Unlock()
-	zero.server.cancel()
-}
+// die ends all connections of rank 0 as the end of its process does.
+func die(zero *Store) { zero.server.Abort() }
 
 func TestDeath(t *testing.T) {
 	for _, size := range []int{2, 5} {
@@ -326,44 +321,29 @@ func TestFailTogether(t *testing.T) {
 	}
 }
 
-func TestLastWords(t *testing.T) {
-	long := strings.Repeat("é", maxWords)
-	for _, c := range []struct{ text, want string }{
-		{"disk full", "disk full"},
-		{"", "no reason given"},
-		{"two\nlines", "two\nlines"},
-		{"a\xffb", "a\uFFFDb"},
-		{long, long[:maxWords] + " …"},
-		{"x" + long, "x" + long[:maxWords-2] + " …"},
-	} {
-		if got := lastWords(c.text); got != c.want {
-			t.Errorf("%.20q: %.20q of %d bytes, want %.20q of %d", c.text, got, len(got), c.want, len(c.want))
-		}
-	}
+func TestLongLastWords(t *testing.T) {
 	all := stores(t, 2)
-	all[1].Fail(errors.New(strings.Repeat("\x00", 2*maxWords)))
-	told(t, all, 1, strings.Repeat("\x00", maxWords)+" …")
+	all[1].Fail(errors.New(strings.Repeat("\x00", 2*wire.MaxWords)))
+	told(t, all, 1, strings.Repeat("\x00", wire.MaxWords)+" …")
 }
 
 // fake is n ranks that have joined through pipes, on a fake clock. Some of
 // them read nothing after that, as stopped processes do.
 func fake(t *testing.T, n int, stopped ...int) []*Store {
-	server := newServer(message{Kind: "hello", Version: version, Size: n, Host: "host", PID: 1})
+	server := server.New(wire.Message{Kind: "hello", Version: wire.Version, Size: n, Host: "host", PID: 1})
 	all := make([]*Store, n)
 	for rank := range all {
 		ours, theirs := net.Pipe()
-		server.start(theirs)
-		s := &Store{
-			world: World{Rank: rank, Size: n}, link: &link{Conn: ours}, waiting: map[string]*arrival{},
-			started: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}),
-		}
-		first, err := s.greet(message{Kind: "hello", Version: version, Size: n, Rank: rank, Host: "host", PID: rank + 1})
+		server.Start(theirs)
+		s := newStore(World{Rank: rank, Size: n})
+		s.link = &wire.Link{Conn: ours}
+		first, err := s.link.Greet(wire.Message{Kind: "hello", Version: wire.Version, Size: n, Rank: rank, Host: "host", PID: rank + 1})
 		if err != nil {
 			t.Fatal(err)
 		}
 		all[rank] = s
 		if slices.Contains(stopped, rank) {
-			go read(s.link, maxMessage) // start
+			go wire.Read(s.link, wire.MaxMessage) // start
 			close(s.started)
 			continue
 		}
@@ -384,7 +364,7 @@ func TestRank0LeavesLast(t *testing.T) {
 		left := make(chan error, 1)
 		go func() { left <- all[0].Close() }()
 		for _, s := range all[1:] {
-			time.Sleep(patience / 3)
+			time.Sleep(wire.Patience / 3)
 			select {
 			case err := <-left:
 				t.Fatalf("rank 0 has left before rank %d: %v", s.world.Rank, err)
@@ -407,7 +387,7 @@ func TestRank0DoesNotWaitForEver(t *testing.T) {
 			t.Error(err)
 		}
 		began := time.Now()
-		if err := all[0].Close(); !strings.Contains(fmt.Sprint(err), "ranks 1, 3 had not within 5s") || time.Since(began) != patience {
+		if err := all[0].Close(); !strings.Contains(fmt.Sprint(err), "ranks 1, 3 had not within 5s") || time.Since(began) != wire.Patience {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		for _, rank := range []int{1, 3} {
@@ -449,12 +429,12 @@ func TestStoppedRank(t *testing.T) {
 			t.Errorf("rank 3 was told after %v", time.Since(began))
 		}
 		<-all[0].Failed()
-		if time.Since(began) > patience {
+		if time.Since(began) > wire.Patience {
 			t.Errorf("rank 0 was told after %v", time.Since(began))
 		}
 		all[2].Close()
 		all[3].Close()
-		if err := all[0].Close(); !strings.Contains(fmt.Sprint(err), "disk full") || time.Since(began) > 2*patience {
+		if err := all[0].Close(); !strings.Contains(fmt.Sprint(err), "disk full") || time.Since(began) > 2*wire.Patience {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		if _, err := all[1].link.Read(make([]byte, 1)); err != io.EOF {
@@ -470,41 +450,11 @@ func TestFailureWhileRank0Closes(t *testing.T) {
 		go all[0].Close()
 		synctest.Wait()
 		all[2].link.Close()
-		time.Sleep(patience / 2) // rank 1 is busy
-		m, err := read(all[1].link, maxMessage)
+		time.Sleep(wire.Patience / 2) // rank 1 is busy
+		m, err := wire.Read(all[1].link, wire.MaxMessage)
 		if err != nil || m.Kind != "failed" || m.Rank != 2 {
 			t.Errorf("%+v, %v", m, err)
 		}
 		all[1].link.Close()
-	})
-}
-
-// A stranger that says nothing is hung up on.
-func TestSilentStranger(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		server := newServer(message{Size: 2})
-		ours, theirs := net.Pipe()
-		server.start(theirs)
-		began := time.Now()
-		if _, err := ours.Read(make([]byte, 1)); err != io.EOF || time.Since(began) != patience {
-			t.Errorf("after %v: %v", time.Since(began), err)
-		}
-		server.cancel()
-	})
-}
-
-// Who comes after a failure learns of it.
-func TestJoinAfterFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		server := newServer(message{Version: version, Size: 2})
-		server.failure = &RankError{Rank: 0, Host: "host", PID: 1, Words: "disk full"}
-		ours, theirs := net.Pipe()
-		server.start(theirs)
-		s := &Store{link: &link{Conn: ours}}
-		m, err := s.greet(message{Kind: "hello", Version: version, Size: 2, Rank: 1})
-		if err != nil || m.Kind != "refused" || m.Words != "rank 0 (host, pid 1) failed: disk full" {
-			t.Errorf("%+v, %v", m, err)
-		}
-		server.cancel()
 	})
 }

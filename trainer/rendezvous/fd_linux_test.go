@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -100,20 +102,49 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// A machine that is cut off, with bytes on their way, counts as dead within
-// seconds, not after the quarter of an hour that TCP would try.
-func TestUserTimeout(t *testing.T) {
-	all := stores(t, 2)
-	raw, err := all[1].link.Conn.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
+// Of ranks that were waited for in vain the launcher hears, not of the rank
+// that has waited.
+func TestReportOfTheLate(t *testing.T) {
+	soonOver := func() context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		t.Cleanup(cancel)
+		return ctx
 	}
-	raw.Control(func(fd uintptr) {
-		for option, want := range map[int]int{unix.TCP_USER_TIMEOUT: 8000, unix.TCP_KEEPIDLE: 3, unix.TCP_KEEPINTVL: 1, unix.TCP_KEEPCNT: 5} {
-			if got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option); err != nil || got != want {
-				t.Errorf("option %d is %d, %v, want %d", option, got, err, want)
+	for _, c := range []struct {
+		name, want string
+		run        func(world []World)
+	}{
+		{"blamed", "1\n", func(world []World) {
+			all := join(soon(t), world...)
+			all[0].Blame(1, errors.New("it has not come"))
+			for _, s := range all {
+				s.Close()
 			}
+		}},
+		{"missing", "1\n", func(world []World) {
+			if _, err := Join(soonOver(), world[0]); err == nil || !strings.Contains(err.Error(), "ranks 1, 2 of 3 did not join") {
+				t.Errorf("rank 0: %v", err)
+			}
+		}},
+		{"rank 0 missing", "0\n", func(world []World) {
+			world[2].ReportFD, world[0].ReportFD = world[0].ReportFD, 0
+			if _, err := Join(soonOver(), world[2]); err == nil || !strings.Contains(err.Error(), "could not reach rank 0") {
+				t.Errorf("rank 2: %v", err)
+			}
+		}},
+	} {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	closeAll(t, all)
+		world := worlds(t, 3)
+		world[0].ReportFD = int(write.Fd())
+		c.run(world)
+		write.Close()
+		text, err := io.ReadAll(read)
+		read.Close()
+		if first, _, _ := strings.Cut(string(text), "\n"); err != nil || first+"\n" != c.want {
+			t.Errorf("%s: %q (%v), want %q first", c.name, text, err, c.want)
+		}
+	}
 }

@@ -1,8 +1,7 @@
-package rendezvous
+package wire
 
 import (
 	"net"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,11 +16,3 @@ func userTimeout(c *net.TCPConn, d time.Duration) {
 		})
 	}
 }
-
-func closeOnExec(fd int) {
-	if fd > 0 {
-		syscall.CloseOnExec(fd)
-	}
-}
-
-func report(fd int, text string) { syscall.Write(fd, []byte(text)) }
