@@ -205,17 +205,19 @@ func (d *DDP[B, V]) NoSync(ctx context.Context, b B) (loss float64, err error) {
 // Idle takes part in a step of the other ranks for which this one has no
 // batch. It returns what their Step returns, or 0 where that makes no update.
 func (d *DDP[B, V]) Idle(ctx context.Context) (loss float64, err error) {
-	idle := func() error {
-		if m, ok := d.model.(interface{ Idle(context.Context) error }); ok {
-			return m.Idle(ctx)
+	idle := func(ready func(param int)) error {
+		if m, ok := d.model.(interface {
+			Idle(context.Context, func(int)) error
+		}); ok {
+			return m.Idle(ctx, ready)
 		}
 		return nil
 	}
 	if d.pending+1 < d.cfg.Accumulate {
 		d.pending++
-		return 0, idle()
+		return 0, idle(func(int) {})
 	}
-	return d.update(ctx, idle)
+	return d.update(ctx, func() error { return idle(func(param int) { d.ready(ctx, param) }) })
 }
 
 // Join ranges over batches, for a loop whose body calls Step, where the ranks

@@ -117,10 +117,11 @@ func (p *Param[V]) Len() int {
 // Model computes the loss and the gradients of a batch. One that also has the
 // method
 //
-//	Idle(ctx context.Context) error
+//	Idle(ctx context.Context, ready func(param int)) error
 //
 // takes part by it, without a row of its own, in what its layers exchange
-// during a Step of the other ranks: DDP.Idle calls it.
+// during a Step of the other ranks, and calls ready where Step does: DDP.Idle
+// calls it.
 type Model[B, V any] interface {
 	// Params are the parameters in order of use, the same slice at each call.
 	Params() []*Param[V]

@@ -43,7 +43,9 @@ loader/arrowipc/internal/ipcfile < x internal/mmap github.com/google/flatbuffers
 
 trainer/optim      < x trainer github.com/viterin/vek
 trainer/checkpoint < x trainer internal/atomicdir
-trainer/nn         < x trainer github.com/viterin/vek github.com/ebitengine/purego
+trainer/nn         < trainer trainer/nn/layer trainer/nn/internal/gemm
+trainer/nn/layer   < trainer trainer/nn/internal/gemm github.com/viterin/vek
+trainer/nn/internal/gemm < github.com/viterin/vek github.com/ebitengine/purego
 trainer/rendezvous < x trainer/rendezvous/internal/notice trainer/rendezvous/internal/server trainer/rendezvous/internal/wire
 trainer/rendezvous/internal/notice <
 trainer/rendezvous/internal/server < trainer/rendezvous/internal/wire
@@ -77,7 +79,7 @@ examples/resume < x sampler loader/... trainer/...
 
 // Where the language's safety ends.
 var (
-	mayUnsafe = []string{"batch", "loader/arrowipc", "pinned", "trainer/local/internal/arena", "trainer/local/internal/board", "trainer/nn", "internal/mmap"}
+	mayUnsafe = []string{"batch", "loader/arrowipc", "pinned", "trainer/local/internal/arena", "trainer/local/internal/board", "trainer/nn/internal/gemm", "internal/mmap"}
 	mayC      = []string{"pinned/cuda", "trainer/nccl", "trainer/mpi", "loader/jpeg"}
 	// Types of these modules stay out of exported names, so that a user's own
 	// version of them fits beside ours.

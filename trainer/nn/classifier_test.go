@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"regexp"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -14,20 +14,42 @@ import (
 	"testing"
 
 	"github.com/shardfeed/shardfeed/trainer"
+	"github.com/shardfeed/shardfeed/trainer/nn/internal/gemm"
 )
 
 var _ trainer.Model[Examples, trainer.Host] = new(Classifier[Examples])
 
-// use makes the layers of a test compute by e.
-func use(t testing.TB, e *engine) {
-	before := chosen.Swap(e)
-	t.Cleanup(func() { chosen.Store(before) })
+// engines are the names of the libraries of matrix products that this machine
+// has.
+func engines(t testing.TB) (names []string) {
+	t.Helper()
+	t.Cleanup(func() { gemm.Use("") })
+	for _, name := range []string{"go", "vek", "openblas"} {
+		if err := gemm.Use(name); err != nil {
+			t.Logf("without %s: %v", name, err)
+		} else {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
-// classifier is a model of examples as they are, with memory as trainer.New
-// would give it, initialized by seed 1.
-func classifier(t testing.TB, sizes ...int) *Classifier[Examples] {
-	c := &Classifier[Examples]{Net: MLP(sizes...), Examples: func(e Examples) (Examples, error) { return e, nil }}
+// use makes the layers of a test compute by the library of that name.
+func use(t testing.TB, name string) {
+	t.Cleanup(func() { gemm.Use("") })
+	if err := gemm.Use(name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// classifier is the model of an MLP.
+func classifier(t testing.TB, sizes ...int) *Classifier[Examples] { return model(t, MLP(sizes...)) }
+
+// model is a model of examples as they are, with memory as trainer.New would
+// give it, initialized by seed 1.
+func model(t testing.TB, net []Layer) *Classifier[Examples] {
+	t.Helper()
+	c := &Classifier[Examples]{Net: net, Examples: func(e Examples) (Examples, error) { return e, nil }}
 	for _, p := range c.Params() {
 		p.Value, p.Grad = make(trainer.Host, p.Len()), make(trainer.Host, p.Len())
 	}
@@ -39,7 +61,10 @@ func classifier(t testing.TB, sizes ...int) *Classifier[Examples] {
 
 func examples(rows, width, classes int) Examples {
 	r := rand.New(rand.NewPCG(3, 4))
-	e := Examples{Values: random(r, rows*width), Labels: make([]int, rows), Rows: rows}
+	e := Examples{Values: make([]float32, rows*width), Labels: make([]int, rows), Rows: rows}
+	for i := range e.Values {
+		e.Values[i] = 2*r.Float32() - 1
+	}
 	for i := range e.Labels {
 		e.Labels[i] = r.IntN(classes)
 	}
@@ -53,6 +78,14 @@ func step(t testing.TB, c *Classifier[Examples], e Examples, scale float64) floa
 		t.Error(err)
 	}
 	return loss
+}
+
+func evaluate(t testing.TB, c *Classifier[Examples], e Examples) (s Score) {
+	t.Helper()
+	if err := c.Evaluate(context.Background(), e, &s); err != nil {
+		t.Error(err)
+	}
+	return s
 }
 
 // gradients is a copy of all gradients, one parameter after the other.
@@ -110,7 +143,7 @@ func TestStepIsTheFormula(t *testing.T) {
 				}
 			}
 			if loss, want := step(t, c, ex, scale), meanLoss(params, sizes, ex); math.Abs(loss-want) > 1e-6 {
-				t.Errorf("%s %v: loss %v, want %v", e.name, sizes, loss, want)
+				t.Errorf("%s %v: loss %v, want %v", e, sizes, loss, want)
 			}
 			for i, got := range gradients(c) {
 				const h = 1e-5
@@ -121,7 +154,7 @@ func TestStepIsTheFormula(t *testing.T) {
 				down := meanLoss(params, sizes, ex)
 				params[i] = at
 				if want := before + scale*(up-down)/(2*h); math.Abs(float64(got)-want) > 1e-6 {
-					t.Fatalf("%s %v: gradient %d is %v, want %v", e.name, sizes, i, got, want)
+					t.Fatalf("%s %v: gradient %d is %v, want %v", e, sizes, i, got, want)
 				}
 			}
 		}
@@ -202,10 +235,8 @@ func TestPaddingChangesNothing(t *testing.T) {
 	if !slices.Equal(gradients(plain), gradients(padded)) {
 		t.Error("the gradients differ")
 	}
-	a, la, err := plain.Evaluate(t.Context(), e)
-	b, lb, err2 := padded.Evaluate(t.Context(), long)
-	if a != b || la != lb || err != nil || err2 != nil {
-		t.Errorf("Evaluate: %v %v %v with padding, %v %v %v without", b, lb, err2, a, la, err)
+	if a, b := evaluate(t, plain, e), evaluate(t, padded, long); !reflect.DeepEqual(a, b) {
+		t.Errorf("Evaluate: %+v with padding, %+v without", b, a)
 	}
 }
 
@@ -227,8 +258,8 @@ func TestNothingButPadding(t *testing.T) {
 				t.Fatalf("gradient %d is %v", i, g)
 			}
 		}
-		if correct, loss, err := c.Evaluate(t.Context(), e); correct != 0 || loss != 0 || err != nil {
-			t.Errorf("Evaluate: %v, %v, %v", correct, loss, err)
+		if score := evaluate(t, c, e); score.Classes != nil || score.Loss != 0 {
+			t.Errorf("Evaluate: %+v", score)
 		}
 	}
 }
@@ -276,6 +307,7 @@ func TestBadExamples(t *testing.T) {
 		{"fewer rows than none", "-1 rows", Examples{Values: make([]float32, 6), Labels: []int{0}, Rows: -1}, nil},
 		{"no values", "got rows of 0", Examples{Labels: []int{0}, Rows: 1}, nil},
 		{"twice", "both Pixels and Values", Examples{Values: make([]float32, 6), Pixels: make([]uint8, 6), Labels: []int{0}, Rows: 1}, nil},
+		{"too few samples", "1 samples, but there are 2 labels", Examples{Values: make([]float32, 12), Labels: []int{0, 0}, Rows: 2, Samples: []int{7}}, nil},
 		{"unreadable", "unreadable", Examples{}, cause},
 	} {
 		m := classifier(t, 6, 5, 3)
@@ -287,8 +319,9 @@ func TestBadExamples(t *testing.T) {
 		if slices.ContainsFunc(gradients(m), func(g float32) bool { return g != 0 }) {
 			t.Errorf("%s: gradients have changed", c.name)
 		}
-		if _, _, err := m.Evaluate(t.Context(), c.e); err == nil {
-			t.Errorf("%s: Evaluate found nothing wrong", c.name)
+		var score Score
+		if err := m.Evaluate(t.Context(), c.e, &score); err == nil || score.Classes != nil {
+			t.Errorf("%s: Evaluate: %v, %+v", c.name, err, score)
 		}
 	}
 	var label *LabelError
@@ -331,10 +364,10 @@ func TestPredictAndEvaluate(t *testing.T) {
 	if want := []int{-7, 2, 0, 0, 2}; !slices.Equal(classes, want) || err != nil {
 		t.Errorf("Predict: %v, %v, want %v", classes, err, want)
 	}
-	correct, loss, err := c.Evaluate(t.Context(), e)
-	want := 0.4076059644443806 + math.Log(2+math.Exp(-1)) + math.Log(3) + 2.4076059644443806
-	if correct != 1 || math.Abs(loss-want) > 1e-12 || err != nil {
-		t.Errorf("Evaluate: %v, %v, %v, want 1, %v", correct, loss, err, want)
+	score := evaluate(t, c, e)
+	loss := 0.4076059644443806 + math.Log(2+math.Exp(-1)) + math.Log(3) + 2.4076059644443806
+	if want := []Tally{{1, 0}, {1, 0}, {2, 1}}; !slices.Equal(score.Classes, want) || math.Abs(score.Loss-loss) > 1e-12 {
+		t.Errorf("Evaluate: %+v, want %v, loss %v", score, want, loss)
 	}
 	e.Labels = []int{99, 99, 99, 99, 99}
 	if _, err := c.Predict(t.Context(), e, nil); err != nil {
@@ -389,7 +422,7 @@ func TestDeterminism(t *testing.T) {
 					want = gradients(c)
 				}
 				if !slices.Equal(gradients(c), want) {
-					t.Errorf("%s: other gradients with GOMAXPROCS %d", e.name, procs)
+					t.Errorf("%s: other gradients with GOMAXPROCS %d", e, procs)
 				}
 			}
 		}
@@ -446,26 +479,26 @@ func TestAllocations(t *testing.T) {
 		c, ready, ctx := classifier(t, 784, 32, 10), func(int) {}, t.Context()
 		c.Run = func(f func()) { f() }
 		large, small := examples(32, 784, 10), examples(5, 784, 10)
-		classes := make([]int, 0, 32)
+		classes, score := make([]int, 0, 32), evaluate(t, c, large)
 		step(t, c, large, 1)
 		allowed := 0.0
-		if strings.HasPrefix(e.name, "openblas") {
+		if strings.HasPrefix(e, "openblas") {
 			allowed = 2 * 2 * (5 + 2 + 2)
 		}
 		if n := testing.AllocsPerRun(10, func() {
 			for _, ex := range []Examples{large, small} {
 				c.Step(ctx, ex, 1, ready)
-				c.Evaluate(ctx, ex)
+				c.Evaluate(ctx, ex, &score)
 				c.Predict(ctx, ex, classes)
 			}
 		}); n > allowed {
-			t.Errorf("%s: %v allocations", e.name, n)
+			t.Errorf("%s: %v allocations", e, n)
 		}
 	}
 }
 
 func TestSetBLAS(t *testing.T) {
-	use(t, nil)
+	use(t, "")
 	automatic := BLAS()
 	for _, c := range []struct{ name, want string }{{"go", "go"}, {"vek", "vek (AVX2)"}, {"openblas", "openblas "}, {"", automatic}} {
 		if err := SetBLAS(c.name); err != nil {
@@ -483,17 +516,7 @@ func TestSetBLAS(t *testing.T) {
 	}
 }
 
-func TestOpenBLAS(t *testing.T) {
-	e, err := openBLAS()
-	if err != nil {
-		t.Skip(err) // it says what to install
-	}
-	if !regexp.MustCompile(`^openblas \d+\.\d+\.\d+ \(\w+\)$`).MatchString(e.name) {
-		t.Errorf("the name is %q", e.name)
-	}
-}
-
-func TestMLPPanics(t *testing.T) {
+func TestNetsPanic(t *testing.T) {
 	for _, sizes := range [][]int{nil, {3}, {3, 0}, {-1, 3}} {
 		func() {
 			defer func() {
@@ -504,28 +527,14 @@ func TestMLPPanics(t *testing.T) {
 			MLP(sizes...)
 		}()
 	}
-}
-
-// Loss and gradients of the model that shardfeed trains, as samples a second
-// on one thread.
-func BenchmarkStep(b *testing.B) {
-	for _, e := range engines(b) {
-		for _, rows := range []int{64, 128} {
-			ex := Examples{Pixels: make([]uint8, rows*784), Labels: make([]int, rows), Rows: rows}
-			for i := range ex.Pixels {
-				ex.Pixels[i] = uint8(i * 7)
-			}
-			b.Run(fmt.Sprintf("%s/%d", e.name, rows), func(b *testing.B) {
-				use(b, e)
-				c := classifier(b, 784, 512, 10)
-				b.SetBytes(int64(len(ex.Pixels)))
-				b.ReportAllocs()
-				step(b, c, ex, 1) // which allocates the scratch memory
-				for b.Loop() {
-					step(b, c, ex, 1)
+	for _, sizes := range [][4]int{{0, 28, 28, 10}, {1, 15, 28, 10}, {1, 28, 15, 10}, {1, 28, 28, 0}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("CNN of %v did not panic", sizes)
 				}
-				b.ReportMetric(float64(rows*b.N)/b.Elapsed().Seconds(), "samples/s")
-			})
-		}
+			}()
+			CNN(sizes[0], sizes[1], sizes[2], sizes[3])
+		}()
 	}
 }

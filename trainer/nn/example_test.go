@@ -6,7 +6,6 @@ import (
 
 	"github.com/shardfeed/shardfeed/trainer"
 	"github.com/shardfeed/shardfeed/trainer/nn"
-	"github.com/shardfeed/shardfeed/trainer/optim"
 )
 
 // A net of two layers learns exclusive or. trainer.DDP does the same on many
@@ -17,21 +16,23 @@ func ExampleClassifier() {
 		Net:      nn.MLP(2, 16, 2),
 		Examples: func(b nn.Examples) (nn.Examples, error) { return b, nil },
 	}
-	for _, p := range model.Params() {
+	params := model.Params()
+	for _, p := range params {
 		p.Value, p.Grad = make(trainer.Host, p.Len()), make(trainer.Host, p.Len())
 	}
 	if err := model.Init(1); err != nil {
 		panic(err)
 	}
-	ctx, opt := context.Background(), optim.SGD{LR: optim.Constant(0.5)}
-	for step := range 200 {
+	ctx := context.Background()
+	for range 200 {
 		if _, err := model.Step(ctx, xor, 1, func(int) {}); err != nil {
 			panic(err)
 		}
-		for _, p := range model.Params() {
-			if err := opt.Update(step, p.Value, p.Grad); err != nil {
-				panic(err)
+		for _, p := range params {
+			for i, g := range p.Grad {
+				p.Value[i] -= 0.5 * g
 			}
+			clear(p.Grad)
 		}
 	}
 	fmt.Println(model.Predict(ctx, xor, nil))

@@ -1,4 +1,4 @@
-package nn
+package gemm
 
 import (
 	"errors"
@@ -8,11 +8,11 @@ import (
 )
 
 // vek is the engine of github.com/viterin/vek: AVX2 and FMA in Go assembly.
-func vek() (*engine, error) {
+func vek() (*Engine, error) {
 	if !lib.Info().Acceleration {
 		return nil, errors.New("vek needs a processor with AVX2 and FMA, and not macOS: choose go or openblas")
 	}
-	return &engine{"vek (AVX2)", func() gemm { return new(vekGemm) }}, nil
+	return &Engine{"vek (AVX2)", func() Multiplier { return new(vekGemm) }}, nil
 }
 
 // vekGemm multiplies by vek32.MatMul_Into, which has two kernels. For a matrix
@@ -30,11 +30,11 @@ type vekGemm struct {
 const (
 	vekRows  = 3       // rows of a product that vek leaves on one thread whatever its size
 	vekTimes = 100_000 // multiplications from which on it takes more threads
-	vekBlock = 16      // rows of b in nt that meet each row of a in turn, so that they stay in the cache
+	vekBlock = 16      // rows of b in NT that meet each row of a in turn, so that they stay in the cache
 )
 
-// nt takes inner products of rows.
-func (g *vekGemm) nt(c, a, b []float32, m, n, k int) {
+// NT takes inner products of rows.
+func (g *vekGemm) NT(c, a, b []float32, m, n, k int) {
 	a = widen(&g.a, a[:m*k], k)
 	for j := 0; j < n; j += vekBlock {
 		end := min(j+vekBlock, n)
@@ -54,13 +54,13 @@ func dots(c, b, x []float32) {
 	}
 }
 
-func (g *vekGemm) nn(c, a, b []float32, m, n, k int) {
+func (g *vekGemm) NN(c, a, b []float32, m, n, k int) {
 	clear(c[:m*n])
 	g.add(c, a, b, m, n, k)
 }
 
-func (g *vekGemm) tn(c, a, b []float32, m, n, k int) {
-	g.a = grow(g.a, m*k)
+func (g *vekGemm) TN(c, a, b []float32, m, n, k int) {
+	g.a = Grow(g.a, m*k)
 	transpose(g.a, a, k, m)
 	g.add(c, g.a, b, m, n, k)
 }
@@ -69,7 +69,7 @@ func (g *vekGemm) tn(c, a, b []float32, m, n, k int) {
 // through scratch memory, which stays in the cache.
 func (g *vekGemm) add(c, a, b []float32, m, n, k int) {
 	b = widen(&g.b, b[:k*n], n)
-	g.sum = grow(g.sum, vekRows*wide(n))
+	g.sum = Grow(g.sum, vekRows*wide(n))
 	for i := 0; i < m; i += vekRows {
 		end := min(i+vekRows, m)
 		sum := vek32.MatMul_Into(g.sum, a[i*k:end*k], b, k)
@@ -89,7 +89,7 @@ func widen(buf *[]float32, matrix []float32, n int) []float32 {
 	if wide(n) == n {
 		return matrix
 	}
-	*buf = grow(*buf, len(matrix)/n*wide(n))
+	*buf = Grow(*buf, len(matrix)/n*wide(n))
 	for dst := *buf; len(dst) > 0; dst = dst[wide(n):] {
 		copy(dst[:n], matrix)
 		clear(dst[n:wide(n)])

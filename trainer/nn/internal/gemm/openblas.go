@@ -1,6 +1,6 @@
 //go:build (linux || darwin) && (amd64 || arm64) && !noopenblas
 
-package nn
+package gemm
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ var sgemm uintptr
 
 // openBLAS is the engine of the system's OpenBLAS, on one thread: ranks on the
 // same machine would fight over its pool of threads.
-var openBLAS = sync.OnceValues(func() (*engine, error) {
+var openBLAS = sync.OnceValues(func() (*Engine, error) {
 	names := []string{"libopenblas.so.0", "libopenblas.so"}
 	if runtime.GOOS == "darwin" {
 		names = []string{"libopenblas.dylib", "/opt/homebrew/opt/openblas/lib/libopenblas.dylib", "/usr/local/opt/openblas/lib/libopenblas.dylib"}
@@ -49,7 +49,7 @@ var openBLAS = sync.OnceValues(func() (*engine, error) {
 	if words := strings.Fields(config()); len(words) > 1 && words[0] == "OpenBLAS" { // "OpenBLAS 0.3.21 DYNAMIC_ARCH …"
 		name += " " + words[1]
 	}
-	return &engine{fmt.Sprintf("%s (%s)", name, core()), func() gemm { return new(openGemm) }}, nil
+	return &Engine{fmt.Sprintf("%s (%s)", name, core()), func() Multiplier { return new(openGemm) }}, nil
 })
 
 // openGemm multiplies by the Fortran interface: all its arguments are
@@ -62,17 +62,17 @@ type openGemm struct {
 	transA, transB         [1]byte
 }
 
-func (g *openGemm) nt(c, a, b []float32, m, n, k int) {
+func (g *openGemm) NT(c, a, b []float32, m, n, k int) {
 	g.set(n, m, k, 'T', 'N', k, k, 0)
 	g.call(c, b, a)
 }
 
-func (g *openGemm) nn(c, a, b []float32, m, n, k int) {
+func (g *openGemm) NN(c, a, b []float32, m, n, k int) {
 	g.set(n, m, k, 'N', 'N', n, k, 0)
 	g.call(c, b, a)
 }
 
-func (g *openGemm) tn(c, a, b []float32, m, n, k int) {
+func (g *openGemm) TN(c, a, b []float32, m, n, k int) {
 	g.set(n, m, k, 'N', 'T', n, m, 1)
 	g.call(c, b, a)
 }

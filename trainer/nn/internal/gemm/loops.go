@@ -1,13 +1,13 @@
-package nn
+package gemm
 
-func plain() *engine { return &engine{"go", func() gemm { return loops{} }} }
+func plain() *Engine { return &Engine{"go", func() Multiplier { return loops{} }} }
 
-// loops is the gemm of plain Go: the portable one, and the measure of the
+// loops is the Multiplier of plain Go: the portable one, and the measure of the
 // others in the tests. Each loop body holds four independent sums or reads
 // four rows at once, which is what the compiler's scalar code gains most by.
 type loops struct{}
 
-func (loops) nt(c, a, b []float32, m, n, k int) {
+func (loops) NT(c, a, b []float32, m, n, k int) {
 	for j := 0; j < n; j += 4 {
 		// Four rows of b stay in the cache for all rows of a. Behind the last
 		// row, the last one is taken again.
@@ -27,14 +27,14 @@ func (loops) nt(c, a, b []float32, m, n, k int) {
 	}
 }
 
-func (g loops) nn(c, a, b []float32, m, n, k int) {
+func (g loops) NN(c, a, b []float32, m, n, k int) {
 	clear(c[:m*n])
 	for i := range m {
 		g.addRows(c[i*n:][:n], a[i*k:], 1, b, k)
 	}
 }
 
-func (g loops) tn(c, a, b []float32, m, n, k int) {
+func (g loops) TN(c, a, b []float32, m, n, k int) {
 	for i := range m {
 		g.addRows(c[i*n:][:n], a[i:], m, b, k)
 	}
