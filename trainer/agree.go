@@ -76,7 +76,7 @@ func (r report) uses(param int) bool { return r.used[param/8]>>(param%8)&1 != 0 
 func (d *DDP[B, V]) exchange(ctx context.Context) ([]report, error) {
 	msg := binary.LittleEndian.AppendUint64(d.message[:0], math.Float64bits(d.loss))
 	msg = binary.LittleEndian.AppendUint64(msg, uint64(d.rows))
-	msg = binary.LittleEndian.AppendUint32(msg, uint32(d.bad))
+	msg = binary.LittleEndian.AppendUint32(msg, uint32(d.sums.Bad()))
 	if d.cfg.FindUnused {
 		head := len(msg)
 		msg = append(msg, make([]byte, (len(d.used)+7)/8)...)

@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/shardfeed/shardfeed/trainer/internal/bucket"
 )
 
 // Config says how DDP works. Its zero value works.
@@ -64,14 +66,16 @@ func (c *Config) setDefaults() {
 // all ranks step them in the same order. The methods of a DDP are not safe for
 // concurrent use.
 type DDP[B any, V Span[V]] struct {
+	group       Group[V]
 	model       Model[B, V]
 	opt         Optimizer[V]
 	cfg         Config
+	params      []*Param[V]
 	parts       []Part // where the parameters lie in value; the trained ones lie there as they lie in grad
 	trained     []int  // their numbers
 	value, grad V
 	buffers     V // the end of value
-	*reduction[V]
+	sums        *bucket.Reduction[V]
 
 	nominal float64 // rows of an update by which gradients are scaled
 	pending int     // steps without communication since the last update
@@ -89,15 +93,14 @@ type DDP[B any, V Span[V]] struct {
 // values. The memory is the group's: it lives until g.Close.
 func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt Optimizer[V], cfg Config) (*DDP[B, V], error) {
 	cfg.setDefaults()
-	d := &DDP[B, V]{model: m, opt: opt, cfg: cfg, nominal: float64(cfg.GlobalBatch)}
+	d := &DDP[B, V]{group: g, model: m, opt: opt, cfg: cfg, params: m.Params(), nominal: float64(cfg.GlobalBatch)}
 	if cfg.GlobalBatch <= 0 {
 		d.nominal = float64(g.Size() * cfg.Accumulate)
 	}
-	params := m.Params()
-	if err := compare(ctx, g, fingerprint(g.Size(), params, cfg)); err != nil {
+	if err := compare(ctx, g, fingerprint(g.Size(), d.params, cfg)); err != nil {
 		return nil, err
 	}
-	trained, unchanged, err := d.place(params)
+	trained, unchanged, err := d.place()
 	if err != nil {
 		return nil, err
 	}
@@ -109,17 +112,20 @@ func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt O
 		return nil, fmt.Errorf("trainer: memory for the gradients: %w", err)
 	}
 	d.buffers = d.value.Slice(unchanged, size)
-	for i, p := range params {
+	for i, p := range d.params {
 		at := d.parts[i]
 		if p.Value = d.value.Slice(at.From, at.To); p.Role == Trained {
 			p.Grad = d.grad.Slice(at.From, at.To)
 		}
 	}
-	d.reduction = newReduction(g, params, d.trained, cfg)
-	for k, b := range d.buckets {
-		d.buckets[k].grad = d.grad.Slice(d.parts[b.params[0]].From, d.parts[b.params[len(b.params)-1]].To)
+	places := make([]bucket.Param, len(d.parts))
+	for i, at := range d.parts {
+		places[i] = bucket.Param{Name: at.Name, Trained: d.params[i].Role == Trained, From: at.From, To: at.To}
 	}
-	d.used = make([]bool, len(params))
+	d.sums = bucket.New(places, d.grad, cfg.FirstBucket, cfg.Bucket, func(ctx context.Context, v V) (func() error, error) {
+		return g.AllReduce(ctx, v, Sum)
+	})
+	d.used = make([]bool, len(d.params))
 	if err := m.Init(cfg.Seed); err != nil {
 		return nil, fmt.Errorf("trainer: %w", err)
 	}
@@ -132,11 +138,11 @@ func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt O
 // place gives every parameter its place: trained ones first, then frozen
 // ones, then buffers, so that each kind is one span. It returns where the
 // first and the second end.
-func (d *DDP[B, V]) place(params []*Param[V]) (trained, unchanged int, err error) {
-	d.parts = make([]Part, len(params))
+func (d *DDP[B, V]) place() (trained, unchanged int, err error) {
+	d.parts = make([]Part, len(d.params))
 	names, end := map[string]bool{}, 0
 	for role, ends := range []*int{Trained: &trained, Frozen: &unchanged, Buffer: new(int)} {
-		for i, p := range params {
+		for i, p := range d.params {
 			if p.Role != Role(role) {
 				continue
 			}
@@ -153,7 +159,7 @@ func (d *DDP[B, V]) place(params []*Param[V]) (trained, unchanged int, err error
 		*ends = end
 	}
 	switch {
-	case len(names) < len(params):
+	case len(names) < len(d.params):
 		return 0, 0, errors.New("trainer: a parameter of the model has a Role that does not exist")
 	case trained == 0:
 		return 0, 0, errors.New("trainer: no parameter of the model is trained: there is nothing for DDP to do")
@@ -186,7 +192,7 @@ func (d *DDP[B, V]) Step(ctx context.Context, b B) (loss float64, err error) {
 		return d.NoSync(ctx, b)
 	}
 	return d.update(ctx, func() error {
-		_, err := d.compute(ctx, b, func(param int) { d.ready(ctx, param) })
+		_, err := d.compute(ctx, b, func(param int) { d.sums.Ready(ctx, param) })
 		return err
 	})
 }
@@ -194,9 +200,9 @@ func (d *DDP[B, V]) Step(ctx context.Context, b B) (loss float64, err error) {
 // NoSync adds up the gradient of this rank's batch without communication,
 // for the next update: accumulation by hand. It returns the batch's loss.
 func (d *DDP[B, V]) NoSync(ctx context.Context, b B) (loss float64, err error) {
-	d.reduction.reset()
+	d.sums.Reset()
 	d.pending++
-	if loss, err = d.compute(ctx, b, d.note); err != nil {
+	if loss, err = d.compute(ctx, b, d.sums.Note); err != nil {
 		return 0, err
 	}
 	return loss, d.unused()
@@ -217,7 +223,7 @@ func (d *DDP[B, V]) Idle(ctx context.Context) (loss float64, err error) {
 		d.pending++
 		return 0, idle(func(int) {})
 	}
-	return d.update(ctx, func() error { return idle(func(param int) { d.ready(ctx, param) }) })
+	return d.update(ctx, func() error { return idle(func(param int) { d.sums.Ready(ctx, param) }) })
 }
 
 // Join ranges over batches, for a loop whose body calls Step, where the ranks
@@ -262,7 +268,7 @@ func (d *DDP[B, V]) compute(ctx context.Context, b B, ready func(param int)) (lo
 	if loss, err = d.model.Step(ctx, b, float64(n)/d.nominal, ready); err == nil {
 		d.rows += n
 		d.loss += loss * float64(n)
-		for i, done := range d.done {
+		for i, done := range d.sums.Done() {
 			d.used[i] = d.used[i] || done
 		}
 	}
@@ -280,8 +286,8 @@ func rows[B any](b B) int {
 // unused is an error where a parameter had no gradient in a step and must, or
 // where the model has called ready wrongly.
 func (d *DDP[B, V]) unused() error {
-	if d.misuse != nil || d.cfg.FindUnused || d.rows == 0 {
-		return d.misuse
+	if err := d.sums.Misuse(); err != nil || d.cfg.FindUnused || d.rows == 0 {
+		return err
 	}
 	var missing []string
 	for _, i := range d.trained {
@@ -292,13 +298,13 @@ func (d *DDP[B, V]) unused() error {
 	if missing == nil {
 		return nil
 	}
-	return fmt.Errorf("trainer: step %d gave no gradient for %s: a model calls ready for every parameter that it used; set FindUnused where it may leave some out, or make those Frozen", d.steps, list(missing))
+	return fmt.Errorf("trainer: step %d gave no gradient for %s: a model calls ready for every parameter that it used; set FindUnused where it may leave some out, or make those Frozen", d.steps, bucket.List(missing))
 }
 
 // update averages the gradients that compute completes, and those of pending
 // steps, and applies them.
 func (d *DDP[B, V]) update(ctx context.Context, compute func() error) (loss float64, err error) {
-	d.reduction.reset()
+	d.sums.Reset()
 	// Where an all-reduce has begun the others wait for this rank: an error
 	// returns at once, and ends them through the group.
 	if err := compute(); err != nil {
@@ -308,17 +314,17 @@ func (d *DDP[B, V]) update(ctx context.Context, compute func() error) (loss floa
 	if err := d.unused(); err != nil {
 		return 0, err
 	}
-	if err := d.finish(ctx); err != nil {
+	if err := d.sums.Finish(ctx); err != nil {
 		return 0, err
 	}
 	reports, err := d.exchange(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("trainer: the losses of step %d: %w", d.steps, err)
 	}
-	if err := d.wait(); err != nil {
+	if err := d.sums.Wait(); err != nil {
 		return 0, err
 	}
-	all, exposed := d.times(computed)
+	all, exposed := d.sums.Times(computed)
 	d.stats.AllReduce += all
 	d.stats.Exposed += exposed
 	loss, err = d.apply(ctx, reports)

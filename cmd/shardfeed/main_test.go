@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -15,8 +16,15 @@ import (
 func TestMain(m *testing.M) {
 	// Each process built with -race waits a second at its end, unless told otherwise.
 	os.Setenv("GORACE", "atexit_sleep_ms=10 "+os.Getenv("GORACE"))
-	testscript.Main(m, map[string]func(){"shardfeed": main, "rank": rank})
+	testscript.Main(m, map[string]func(){
+		"shardfeed": func() { prepareFault(); main() },
+		"rank":      rank,
+		"lasting":   func() { <-time.After(time.Minute) },
+	})
 }
+
+// prepareFault lets a rank fail where a test asks for it.
+var prepareFault = func() {}
 
 // rank is a program to launch: it says which rank it is and, where an argument
 // names its rank, ends with status 3.

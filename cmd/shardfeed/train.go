@@ -4,34 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"iter"
 	"math"
-	"path/filepath"
 	"time"
 
 	"github.com/shardfeed/shardfeed/batch"
-	"github.com/shardfeed/shardfeed/loader"
-	"github.com/shardfeed/shardfeed/loader/arrowipc"
 	"github.com/shardfeed/shardfeed/pinned"
 	"github.com/shardfeed/shardfeed/sampler"
 	"github.com/shardfeed/shardfeed/trainer"
-	"github.com/shardfeed/shardfeed/trainer/checkpoint"
 	"github.com/shardfeed/shardfeed/trainer/local"
 	"github.com/shardfeed/shardfeed/trainer/nn"
-	"github.com/shardfeed/shardfeed/trainer/optim"
 	"github.com/shardfeed/shardfeed/trainer/rendezvous"
 )
 
-const (
-	hidden   = 512 // units of the model's hidden layer
-	testSize = 250 // samples of a step of the evaluation, on each rank
-	keep     = 2   // checkpoints
-)
+const testSize = 250 // samples of a step of the evaluation, on each rank
 
-// trainRank is one rank of a run, from the data to the summary.
+// reach is called where a run comes to a place at which tests let a rank fail.
+var reach = func(place string) {}
+
+// trainRank is one rank of a run, from the rendezvous to the summary.
 func trainRank(ctx context.Context, o *trainOptions) (err error) {
 	// Who is this rank, and who are the others?
-	world, err := rendezvous.Env()
+	reach("rendezvous")
+	world, err := rendezvous.URL(o.initMethod)
 	if err != nil {
 		return err
 	}
@@ -40,14 +35,19 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 			err = fmt.Errorf("rank %d: %w", world.Rank, err)
 		}
 	}()
-	group, err := local.Join(ctx, world)
+	group, err := local.Config{Timeout: o.timeout}.Join(ctx, world)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, group.Close)
 	defer func() {
-		if err != nil {
-			group.Fail(err)
+		p := recover()
+		if p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+		group.Fail(err)
+		if p != nil {
+			panic(p)
 		}
 	}()
 
@@ -63,16 +63,19 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 	defer closing(&err, train.Close)
 	defer closing(&err, test.Close)
 
-	// Order: which samples this rank visits in an epoch.
+	// Order: which samples this rank visits in an epoch, and where the run is.
 	order, err := o.ordering(train.Len(), world.Rank, world.Size)
 	if err != nil {
 		return err
 	}
+	begin, err := o.begin(order)
+	if err != nil {
+		return err
+	}
 
-	// Plan: which of them go together. An epoch's last step may be short.
+	// Plan: which samples go together. An epoch's last step may be short.
 	plan := batch.Sampler{Order: order.Epoch, Padded: order.Padded(), Size: sampler.PerRank(o.globalBatch, world.Size, world.Rank)}
-	perEpoch := (train.Len() + o.globalBatch - 1) / o.globalBatch
-	last := o.epochs * perEpoch
+	r := &replica{o: o, group: group, test: test, order: order, perEpoch: stepsPerEpoch(order), at: begin.at}
 
 	// Feed and device: batches are fetched ahead, across the boundary between
 	// epochs, and copied to the device while earlier ones are used.
@@ -83,337 +86,295 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 	defer closing(&err, feeder.Close)
 
 	// Model: the same on every rank, and the same as at the checkpoint.
-	tensors, saved, done, err := o.load(order)
+	net, err := o.net(train, group)
 	if err != nil {
 		return err
 	}
-	model := &nn.Classifier[*pinned.Batch]{Net: nn.MLP(train.pixels, hidden, o.classes), Examples: examples(), Run: dev.Run}
-	sgd := &optim.SGD{LR: optim.Linear(o.lr, last), Momentum: o.momentum}
-	ddp, err := trainer.New(ctx, group, model, sgd, trainer.Config{Seed: o.seed, Agree: []string{
-		fmt.Sprintf("order %v with fingerprint %016x", order.Order, order.Fingerprint(0)),
-		fmt.Sprintf("global batch %d, %d epochs, learning rate %v, momentum %v", o.globalBatch, o.epochs, o.lr, o.momentum),
-	}})
+	r.last = begin.updates + updates(r.at, r.perEpoch, o.epochs, o.accumulate)
+	r.model = &nn.Classifier[*pinned.Batch]{Net: net, Examples: examples(), Run: dev.Run}
+	r.ddp, err = trainer.New(ctx, group, r.model, o.newOptimizer(r.last), o.ddp(order))
 	if err != nil {
 		return err
 	}
-	at := order.Cursor(o.globalBatch, 0, 0)
-	if saved != nil {
-		if err := ddp.Restore(ctx, done, tensors); err != nil {
+	if begin.updates > 0 || begin.tensors != nil {
+		if err := r.ddp.Restore(ctx, begin.updates, begin.tensors); err != nil {
 			return fmt.Errorf("checkpoint %s: %w", o.checkpoint, err)
 		}
-		at = saved.Cursor
-	}
-	save := func(c sampler.Cursor) error {
-		if o.checkpoint == "" || world.Rank != 0 {
-			return nil
-		}
-		tensors, err := ddp.Save()
-		if err != nil {
-			return err
-		}
-		return checkpoint.Save(o.checkpoint, ddp.Steps(), tensors, state{c, world.Size, o.values}, keep)
-	}
-	if saved == nil {
-		if err := save(at); err != nil {
-			return err
-		}
-	}
-	samples, err := o.openSamplesLog(ctx, group, at)
-	if err != nil {
+	} else if err := r.save(nil); err != nil {
 		return err
 	}
-	defer closing(&err, samples.Close)
+	if r.samples, err = o.openSamplesLog(ctx, group, begin.saved); err != nil {
+		return err
+	}
+	defer closing(&err, r.samples.Close)
 
 	// Evaluation: every sample of the test set once, whatever the world size.
 	exact := sampler.Distributed{Order: sampler.Sequential(test.Len()), Rank: world.Rank, World: world.Size, Tail: sampler.Uneven}
-	tests, err := feed(batch.Sampler{Order: exact.Epoch, Size: testSize}.Epoch, test, dev, testSize)
-	if err != nil {
+	if r.tests, err = feed(batch.Sampler{Order: exact.Epoch, Size: testSize}.Epoch, test, dev, testSize); err != nil {
 		return err
 	}
-	defer closing(&err, tests.Close)
-	var result evaluation
-	tested := -1 // steps that had been made when result was taken
+	defer closing(&err, r.tests.Close)
 
-	// The loop.
-	stop := last
-	if o.steps > 0 {
-		stop = min(last, o.steps)
+	if r.stop = r.last; o.steps > 0 {
+		r.stop = min(r.last, o.steps)
 	}
-	report := newReporter(world.Rank, o.json, ddp.Steps(), stop)
-	defer report.bar.close()
-	var firstStep time.Time
-	var rows int
-	began, aside := time.Now(), time.Duration(0) // time that is not training: evaluation, checkpoints
-	if ddp.Steps() < stop {
-		for b, err := range feeder.Epoch(ctx, at.Epoch, at.Step) {
-			if err != nil {
-				return err
-			}
-			loss, err := ddp.Step(ctx, b)
-			switch {
-			case err != nil:
-				return nameSample(err, b.Step, train)
-			case math.IsNaN(loss) || math.IsInf(loss, 0):
-				return fmt.Errorf("epoch %d, step %d: the loss is %v: try a lower --lr than %v", b.Epoch, b.Index, loss, o.lr)
-			}
-			if firstStep.IsZero() {
-				firstStep = time.Now()
-			}
-			rows += b.Rows()
-			if err := samples.write(b.Step); err != nil {
-				return err
-			}
-			if err := report.step(b.Epoch, b.Index, loss); err != nil {
-				return err
-			}
-			paused := time.Now()
-			at = order.Cursor(o.globalBatch, b.Epoch, b.Index+1)
-			if at.Step == perEpoch {
-				at = order.Cursor(o.globalBatch, b.Epoch+1, 0)
-				if result, err = evaluate(ctx, group, test, tests, model); err != nil {
-					return err
-				}
-				tested = ddp.Steps()
-				if err := report.epoch(b.Epoch, loss, result); err != nil {
-					return err
-				}
-			}
-			if at.Step == 0 || ddp.Steps() == stop || o.checkpointEvery > 0 && ddp.Steps()%o.checkpointEvery == 0 {
-				if err := save(at); err != nil {
-					return err
-				}
-			}
-			aside += time.Since(paused)
-			if ddp.Steps() == stop {
-				break
-			}
+	r.report = newReporter(world.Rank, world.Size, o.json, r.ddp.Steps(), r.stop)
+	defer r.report.bar.close()
+	if err := r.loop(ctx, feeder); err != nil {
+		return nameSample(err, train)
+	}
+	return r.summary(ctx, feeder)
+}
+
+// replica is a rank's part of the training.
+type replica struct {
+	o        *trainOptions
+	group    *local.Group
+	test     *images
+	tests    *pinned.Feeder
+	order    sampler.Distributed
+	perEpoch int // global steps
+	model    *nn.Classifier[*pinned.Batch]
+	ddp      *trainer.DDP[*pinned.Batch, trainer.Host]
+	report   *reporter
+	samples  *samplesLog
+
+	at         sampler.Cursor // behind the steps that have been made
+	last, stop int            // updates at the end of the run, and at the end of this process
+	result     nn.Score       // of the test set,
+	tested     int            // taken after so many updates
+	losses     mean           // of the running epoch
+
+	began, firstStep time.Time
+	rows             int
+	aside            time.Duration // that is not training: evaluation, checkpoints
+	training         time.Duration
+}
+
+// loop trains until the end, or until it is to stop.
+func (r *replica) loop(ctx context.Context, feeder *pinned.Feeder) error {
+	r.began, r.tested = time.Now(), -1
+	defer func() { r.training = time.Since(r.began) - r.aside }()
+	if r.ddp.Steps() >= r.stop {
+		return nil
+	}
+	reach("first step")
+	for s, err := range globalSteps(feeder.Epoch(ctx, r.at.Epoch, r.at.Step), r.at, r.perEpoch, r.o.epochs) {
+		if err != nil {
+			return err
+		}
+		if err := r.step(ctx, s); err != nil {
+			return fmt.Errorf("epoch %d, step %d: %w", s.epoch, s.index, err)
+		}
+		paused := time.Now()
+		if err := r.pause(ctx, s); err != nil {
+			return err
+		}
+		r.aside += time.Since(paused)
+		if r.ddp.Steps() == r.stop {
+			break
 		}
 	}
-	training := time.Since(began) - aside
+	return nil
+}
 
-	// The summary, of a run that was stopped or complete before it began, too.
-	if tested != ddp.Steps() {
-		if result, err = evaluate(ctx, group, test, tests, model); err != nil {
+// step trains on one global step.
+func (r *replica) step(ctx context.Context, s globalStep) (err error) {
+	before, loss := r.ddp.Steps(), 0.0
+	if s.batch != nil {
+		loss, err = r.ddp.Step(ctx, s.batch)
+	} else {
+		loss, err = r.ddp.Idle(ctx)
+	}
+	if err == nil && s.index == r.perEpoch-1 && r.ddp.Pending() > 0 {
+		loss, err = r.ddp.Flush(ctx)
+	}
+	bad := new(trainer.NonFiniteError)
+	switch {
+	case errors.As(err, &bad):
+		return fmt.Errorf("%w: try a lower --lr than %v, or --clip-norm", err, r.o.lr)
+	case err != nil && s.batch != nil:
+		return &stepError{s.batch.Step, err}
+	case err != nil:
+		return err
+	}
+	r.at = r.order.Cursor(r.o.globalBatch, s.epoch, s.index+1)
+	if s.batch != nil {
+		r.rows += s.batch.Rows()
+		if err := r.samples.write(s.batch.Step); err != nil {
 			return err
 		}
 	}
-	share := 0.0
-	if rows > 0 {
-		share = feeder.Stats().Wait.Seconds() / training.Seconds()
+	if r.ddp.Steps() == before {
+		return nil // gradients are accumulated
 	}
-	totals, err := trainer.Totals(ctx, group, float64(rows), training.Seconds()/float64(world.Size), share/float64(world.Size))
+	if r.firstStep.IsZero() {
+		r.firstStep = time.Now()
+	}
+	r.losses.add(loss)
+	return r.report.step(s.epoch, s.index, loss)
+}
+
+// pause is what there is to do between two steps: the evaluation at the end of
+// an epoch, and checkpoints.
+func (r *replica) pause(ctx context.Context, s globalStep) error {
+	if s.index == r.perEpoch/2 {
+		reach("mid-epoch")
+	}
+	updates := r.ddp.Steps()
+	var metric *float64
+	ended := r.at.Step == r.perEpoch
+	if ended {
+		r.at = r.order.Cursor(r.o.globalBatch, s.epoch+1, 0)
+		if err := r.evaluate(ctx); err != nil {
+			return err
+		}
+		accuracy := r.result.All().Accuracy()
+		metric = &accuracy
+		if err := r.report.epoch(s.epoch, r.losses.mean(), r.result); err != nil {
+			return err
+		}
+		if updates < r.stop {
+			r.losses = mean{}
+		}
+	}
+	every := r.o.checkpointEvery
+	if r.ddp.Pending() == 0 && (ended || updates == r.stop || every > 0 && updates%every == 0) {
+		return r.save(metric)
+	}
+	return nil
+}
+
+// evaluate scores the model on the test set, each sample once over all ranks.
+func (r *replica) evaluate(ctx context.Context) (err error) {
+	reach("evaluation")
+	var mine nn.Score
+	for b, err := range r.tests.Epoch(ctx, 0, 0) {
+		if err != nil {
+			return err
+		}
+		if err := r.model.Evaluate(ctx, b, &mine); err != nil {
+			return nameSample(&stepError{b.Step, err}, r.test)
+		}
+	}
+	r.result, err = mine.Sum(ctx, r.group)
+	r.tested = r.ddp.Steps()
+	return err
+}
+
+// summary ends a run, one that was stopped or complete before it began, too.
+func (r *replica) summary(ctx context.Context, feeder *pinned.Feeder) error {
+	if r.tested != r.ddp.Steps() {
+		if err := r.evaluate(ctx); err != nil {
+			return err
+		}
+	}
+	wait := 0.0
+	if r.rows > 0 {
+		wait = feeder.Stats().Wait.Seconds() / r.training.Seconds()
+	}
+	world, stats := float64(r.group.Size()), r.ddp.Stats()
+	totals, err := trainer.Totals(ctx, r.group, float64(r.rows), r.training.Seconds()/world, wait/world, stats.Overlap()/world)
 	if err != nil {
 		return err
 	}
+	all := r.result.All()
 	s := summary{
-		Accuracy: result.accuracy(), Loss: result.loss, Samples: result.samples,
-		World: world.Size, Epochs: at.Epoch, Steps: ddp.Steps(),
-		Rate: totals[0] / totals[1], Wait: totals[2],
-		Seconds: time.Since(o.began).Seconds(), BLAS: nn.BLAS(),
+		Accuracy: all.Accuracy(), Loss: number(r.result.MeanLoss()), Samples: all.Rows, TrainLoss: number(r.losses.mean()),
+		World: r.group.Size(), Epochs: r.at.Epoch, Steps: r.ddp.Steps(), Skipped: stats.Skipped,
+		Rate: totals[0] / totals[1], Wait: totals[2], Overlap: totals[3],
+		Seconds: time.Since(r.o.began).Seconds(), BLAS: nn.BLAS(),
 	}
-	if !firstStep.IsZero() {
-		s.FirstStep = firstStep.Sub(o.began).Seconds()
+	for _, class := range r.result.Classes {
+		s.PerClass = append(s.PerClass, class.Accuracy())
 	}
-	return report.summary(s)
+	if !r.firstStep.IsZero() {
+		s.FirstStep = r.firstStep.Sub(r.o.began).Seconds()
+	}
+	return r.report.summary(s)
 }
 
 // summary is the last line of train --json.
 type summary struct {
-	Accuracy  float64 `json:"test_accuracy"`
-	Loss      float64 `json:"test_loss"`
-	Samples   int     `json:"test_samples"`
-	World     int     `json:"world"`
-	Epochs    int     `json:"epochs"`             // complete, those before a resume included
-	Steps     int     `json:"steps"`              // likewise
-	Rate      float64 `json:"samples_per_second"` // of all ranks, training alone
-	Wait      float64 `json:"loader_wait_share"`  // of the training time, mean over the ranks
-	FirstStep float64 `json:"first_step_seconds"` // from the start of the command to the end of the first step
-	Seconds   float64 `json:"seconds"`            // from the start of the command
-	BLAS      string  `json:"blas"`
+	Accuracy  float64   `json:"test_accuracy"`
+	Loss      number    `json:"test_loss"`
+	Samples   int       `json:"test_samples"`
+	PerClass  []float64 `json:"per_class_accuracy"` // of the test set, by label
+	TrainLoss number    `json:"loss"`               // mean over the updates of the last epoch that this process trained in
+	World     int       `json:"world"`
+	Epochs    int       `json:"epochs"`             // complete, those before a resume included
+	Steps     int       `json:"steps"`              // updates, likewise
+	Skipped   int       `json:"skipped"`            // of them by this process, because something was not finite
+	Rate      float64   `json:"samples_per_second"` // of all ranks, training alone
+	Wait      float64   `json:"loader_wait_share"`  // of the training time, mean over the ranks
+	Overlap   float64   `json:"overlap"`            // share of the all-reduces hidden by the backward pass, likewise
+	FirstStep float64   `json:"first_step_seconds"` // from the start of the command to the end of the first update
+	Seconds   float64   `json:"seconds"`            // from the start of the command
+	BLAS      string    `json:"blas"`
 }
 
-// state is what a checkpoint holds beside the tensors.
-type state struct {
-	Cursor  sampler.Cursor    `json:"cursor"`
-	World   int               `json:"world"`
-	Options map[string]string `json:"options"`
+// globalStep is a step of all ranks, with this rank's batch; nil where the
+// others alone have rows.
+type globalStep struct {
+	epoch, index int
+	batch        *pinned.Batch
 }
 
-// evaluation is what a model makes of the test set.
-type evaluation struct {
-	correct, samples int
-	loss             float64 // mean
-}
-
-func (e evaluation) accuracy() float64 { return float64(e.correct) / float64(max(1, e.samples)) }
-
-func evaluate(ctx context.Context, group *local.Group, test *images, tests *pinned.Feeder, model *nn.Classifier[*pinned.Batch]) (evaluation, error) {
-	var correct, samples int
-	var loss float64
-	for b, err := range tests.Epoch(ctx, 0, 0) {
-		if err != nil {
-			return evaluation{}, err
+// globalSteps ranges over the steps from the cursor to the end of the last
+// epoch. Where this rank's batches leave a step out, it comes without one.
+func globalSteps(batches iter.Seq2[*pinned.Batch, error], at sampler.Cursor, perEpoch, epochs int) iter.Seq2[globalStep, error] {
+	return func(yield func(globalStep, error) bool) {
+		next := at.Epoch*perEpoch + at.Step
+		until := func(end int) bool {
+			for ; next < end; next++ {
+				if !yield(globalStep{next / perEpoch, next % perEpoch, nil}, nil) {
+					return false
+				}
+			}
+			return true
 		}
-		right, sum, err := model.Evaluate(ctx, b)
-		if err != nil {
-			return evaluation{}, nameSample(err, b.Step, test)
+		for b, err := range batches {
+			if err != nil {
+				yield(globalStep{}, err)
+				return
+			}
+			if !until(b.Epoch*perEpoch+b.Index) || !yield(globalStep{b.Epoch, b.Index, b}, nil) {
+				return
+			}
+			next++
 		}
-		correct, samples, loss = correct+right, samples+b.Rows(), loss+sum
-	}
-	all, err := trainer.Totals(ctx, group, float64(correct), float64(samples), loss)
-	if err != nil {
-		return evaluation{}, err
-	}
-	return evaluation{int(all[0]), int(all[1]), all[2] / max(1, all[1])}, nil
-}
-
-// images is a set of images and their labels.
-type images struct {
-	*arrowipc.Set
-	dir    string
-	pixels int // of an image
-}
-
-// openData opens the shards below dir and checks that a classifier can use them.
-func openData(dir string, alloc batch.Allocator) (train, test *images, err error) {
-	if train, err = openImages(filepath.Join(dir, "train"), alloc); err != nil {
-		return nil, nil, err
-	}
-	if test, err = openImages(filepath.Join(dir, "test"), alloc); err != nil {
-		return nil, nil, errors.Join(err, train.Close())
-	}
-	if train.pixels != test.pixels {
-		err := fmt.Errorf("images of %d values in %s, of %d in %s", train.pixels, train.dir, test.pixels, test.dir)
-		return nil, nil, errors.Join(err, train.Close(), test.Close())
-	}
-	return train, test, nil
-}
-
-func openImages(dir string, alloc batch.Allocator) (*images, error) {
-	set, err := arrowipc.Open(dir, arrowipc.Options{Columns: []string{"image", "label"}, Alloc: alloc})
-	if err != nil {
-		return nil, err
-	}
-	image, label := set.Fields()[0], set.Fields()[1]
-	switch {
-	case image.Type != batch.Uint8 || image.Values() == 0:
-		err = fmt.Errorf("%s: column %v: train takes images as fixed-size lists of uint8", dir, image)
-	case len(label.Shape) > 0 || label.Type != batch.Uint8 && label.Type != batch.Int32 && label.Type != batch.Int64:
-		err = fmt.Errorf("%s: column %v: train takes labels as uint8, int32 or int64, one a row", dir, label)
-	case set.Len() == 0:
-		err = fmt.Errorf("%s has no rows", dir)
-	}
-	if err != nil {
-		return nil, errors.Join(err, set.Close())
-	}
-	return &images{set, dir, image.Values()}, nil
-}
-
-// ordering is the order of rank's samples of n.
-func (o *trainOptions) ordering(n, rank, world int) (sampler.Distributed, error) {
-	order, err := sampler.ByName(o.order, n)
-	if err != nil {
-		return sampler.Distributed{}, err
-	}
-	d := sampler.Distributed{Order: order, Rank: rank, World: world, Seed: o.seed, Global: o.globalBatch}
-	return d, d.Validate()
-}
-
-// feed is a loader of the set's rows and a feeder that copies its batches of
-// at most size rows to the device.
-func feed(plan loader.Plan, set *images, dev pinned.Device, size int) (*pinned.Feeder, error) {
-	layout, err := set.Layout(size)
-	if err != nil {
-		return nil, err
-	}
-	batches := loader.New(plan, set.Take, loader.Config{})
-	return pinned.NewFeeder(batches.Epoch, dev, pinned.FeederConfig{Bytes: layout.Size()})
-}
-
-// load reads the checkpoint to go on from. saved is nil where the run begins
-// at step 0.
-func (o *trainOptions) load(order sampler.Distributed) (tensors []trainer.Tensor, saved *state, steps int, err error) {
-	if o.checkpoint == "" {
-		return nil, nil, 0, nil
-	}
-	saved = &state{}
-	tensors, steps, err = checkpoint.Load(o.checkpoint, saved)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil, 0, nil
-	case err != nil:
-		return nil, nil, 0, err
-	case !o.resume:
-		return nil, nil, 0, fmt.Errorf("--checkpoint %s holds a run at step %d: add --resume to go on from it, or name another directory", o.checkpoint, steps)
-	}
-	if err := order.Resume(saved.Cursor, o.globalBatch); err != nil {
-		return nil, nil, 0, fmt.Errorf("checkpoint %s: %w: give the values that it was written with, or another --checkpoint", o.checkpoint, err)
-	}
-	return tensors, saved, steps, nil
-}
-
-// check fails, once, where every rank would.
-func (o *trainOptions) check() error {
-	train, test, err := openData(o.data, nil)
-	if err != nil {
-		return err
-	}
-	order, err := o.ordering(train.Len(), 0, o.nproc)
-	if err == nil {
-		_, _, _, err = o.load(order)
-	}
-	return errors.Join(err, train.Close(), test.Close())
-}
-
-// openSamplesLog opens this rank's list of samples, after rank 0 has cut those
-// of all ranks at the cursor.
-func (o *trainOptions) openSamplesLog(ctx context.Context, group *local.Group, at sampler.Cursor) (*samplesLog, error) {
-	if o.samplesLog == "" {
-		return &samplesLog{}, nil
-	}
-	if group.Rank() == 0 {
-		if err := cutSamplesLogs(o.samplesLog, at); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := group.Exchange(ctx, nil); err != nil {
-		return nil, err
-	}
-	return openSamplesLog(o.samplesLog, group.Rank())
-}
-
-// examples is a function that reads batches on the device.
-func examples() func(*pinned.Batch) (nn.Examples, error) {
-	var labels []int // of the batch that was read last
-	return func(b *pinned.Batch) (nn.Examples, error) {
-		labels = labels[:0]
-		switch c := b.Column("label"); c.Type {
-		case batch.Uint8:
-			labels = appendInts(labels, batch.View[uint8](c))
-		case batch.Int32:
-			labels = appendInts(labels, batch.View[int32](c))
-		case batch.Int64:
-			labels = appendInts(labels, batch.View[int64](c))
-		}
-		return nn.Examples{Pixels: b.Column("image").Data, Labels: labels, Rows: b.Rows()}, nil
+		until(epochs * perEpoch)
 	}
 }
 
-func appendInts[T uint8 | int32 | int64](ints []int, values []T) []int {
-	for _, v := range values {
-		ints = append(ints, int(v))
-	}
-	return ints
+// stepsPerEpoch is the global steps of an epoch: those of rank 0, which has no
+// fewer than any other.
+func stepsPerEpoch(order sampler.Distributed) int {
+	order.Rank = 0
+	each := sampler.PerRank(order.Global, order.World, 0)
+	return (order.Len() + each - 1) / each
 }
 
-// nameSample says which sample has a wrong label.
-func nameSample(err error, step batch.Step, set *images) error {
-	var label *nn.LabelError
-	if errors.As(err, &label) {
-		return fmt.Errorf("%s: sample %d has the label %d, outside 0 … %d: correct it, or say with --classes how many there are", set.dir, step.Samples[label.Row], label.Label, label.Classes-1)
-	}
-	return err
+// updates is how many updates follow from the cursor to the end of the run. An
+// epoch's last one may have fewer accumulated steps than the others.
+func updates(at sampler.Cursor, perEpoch, epochs, accumulate int) int {
+	ofEpoch := func(steps int) int { return (steps + accumulate - 1) / accumulate }
+	return ofEpoch(perEpoch-at.Step) + (epochs-at.Epoch-1)*ofEpoch(perEpoch)
 }
+
+// mean is a running mean of what is finite.
+type mean struct {
+	sum float64
+	n   int
+}
+
+func (m *mean) add(x float64) {
+	if !math.IsNaN(x) && !math.IsInf(x, 0) {
+		m.sum, m.n = m.sum+x, m.n+1
+	}
+}
+
+func (m *mean) mean() float64 { return m.sum / float64(max(1, m.n)) }
 
 // closing closes what a function has opened, and reports a failure where
 // nothing else has failed.

@@ -40,19 +40,28 @@ func smallData(t *testing.T) string {
 
 func writeImages(t *testing.T, dir string, rows int, label batch.Type) {
 	t.Helper()
+	writeShaped(t, dir, rows, label, 8, 8)
+}
+
+func writeShaped(t *testing.T, dir string, rows int, label batch.Type, shape ...int) {
+	t.Helper()
 	w, err := arrowipc.Create(dir, arrowipc.WriterConfig{
-		Fields:       []batch.Field{{Name: "label", Type: label}, {Name: "image", Type: batch.Uint8, Shape: []int{8, 8}}},
+		Fields:       []batch.Field{{Name: "label", Type: label}, {Name: "image", Type: batch.Uint8, Shape: shape}},
 		RowsPerShard: 200, RowsPerBatch: 70,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Abort()
+	values := 1
+	for _, n := range shape {
+		values *= n
+	}
 	r := rand.New(rand.NewPCG(1, uint64(rows)))
 	for range rows {
 		class := r.IntN(10)
 		pattern := rand.New(rand.NewPCG(7, uint64(class)))
-		image := make([]byte, 64)
+		image := make([]byte, values)
 		for i := range image {
 			image[i] = byte(pattern.IntN(160) + r.IntN(96))
 		}
@@ -346,7 +355,7 @@ func TestTrainRefuses(t *testing.T) {
 		status int
 		says   []string
 	}{
-		{nil, small(data, "--nproc", "0"), 2, []string{"--nproc is 0", "at least 1"}},
+		{nil, small(data, "--nproc", "0"), 2, []string{`"0" for "--nproc"`, "at least 1"}},
 		{nil, small(data, "--nproc", "33"), 2, []string{"--global-batch is 32", "--nproc", "33"}},
 		{nil, small(data, "--seed", "-1"), 2, []string{"seed"}},
 		{nil, small(data, "--lr", "NaN"), 2, []string{"--lr is NaN"}},
@@ -376,7 +385,7 @@ func TestTrainRefuses(t *testing.T) {
 		{nil, small(other, "--checkpoint", used, "--resume"), 1, []string{used, "order", "(40)", "(509)"}},
 		{nil, small(data, "--checkpoint", filepath.Join(file, "below")), 1, []string{file}},
 		{nil, small(data, "--samples-log", filepath.Join(file, "below")), 1, []string{file, "--samples-log"}},
-		{nil, small(data, "--lr", "1e30"), 1, []string{"the loss is", "--lr"}},
+		{nil, small(data, "--lr", "1e30"), 1, []string{"is not finite at step", "--lr", "--clip-norm"}},
 	} {
 		stdout, stderr, status := shardfeed(t, c.env, c.args...)
 		if status != c.status {

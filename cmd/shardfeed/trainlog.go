@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
 
 	"github.com/shardfeed/shardfeed/batch"
 	"github.com/shardfeed/shardfeed/sampler"
+	"github.com/shardfeed/shardfeed/trainer/nn"
 )
 
 // reporter tells what a run does: as JSON lines on standard output for scripts,
@@ -21,7 +23,7 @@ type reporter struct {
 	done, steps int
 }
 
-func newReporter(rank int, asJSON bool, done, steps int) *reporter {
+func newReporter(rank, world int, asJSON bool, done, steps int) *reporter {
 	r := &reporter{quiet: rank != 0, done: done, steps: steps, bar: progressBar{format: "step %d / %d"}}
 	if asJSON {
 		r.json = json.NewEncoder(os.Stdout)
@@ -39,25 +41,37 @@ func (r *reporter) step(epoch, step int, loss float64) error {
 		return nil
 	}
 	return r.json.Encode(struct {
-		Epoch int     `json:"epoch"`
-		Step  int     `json:"step"`
-		Loss  float64 `json:"loss"`
-	}{epoch, step, loss})
+		Epoch int    `json:"epoch"`
+		Step  int    `json:"step"`
+		Loss  number `json:"loss"`
+	}{epoch, step, number(loss)})
 }
 
-func (r *reporter) epoch(epoch int, loss float64, e evaluation) error {
+// number is null in JSON where it is not finite.
+type number float64
+
+// MarshalJSON is as encoding/json has it.
+func (n number) MarshalJSON() ([]byte, error) {
+	if x := float64(n); math.IsNaN(x) || math.IsInf(x, 0) {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(n))
+}
+
+func (r *reporter) epoch(epoch int, loss float64, score nn.Score) error {
+	all := score.All()
 	switch {
 	case r.quiet:
 		return nil
 	case r.json == nil:
 		r.bar.close()
-		_, err := fmt.Fprintf(os.Stderr, "epoch %d: loss %.4f, test accuracy %.2f %% of %d\n", epoch, loss, 100*e.accuracy(), e.samples)
+		_, err := fmt.Fprintf(os.Stderr, "epoch %d: loss %.4f, test accuracy %.2f %% of %d\n", epoch, loss, 100*all.Accuracy(), all.Rows)
 		return err
 	}
 	return r.json.Encode(struct {
 		Epoch    int     `json:"epoch"`
 		Accuracy float64 `json:"test_accuracy"`
-	}{epoch, e.accuracy()})
+	}{epoch, all.Accuracy()})
 }
 
 func (r *reporter) summary(s summary) error {

@@ -36,7 +36,8 @@ sampler < internal/torchrand
 batch   < golang.org/x/sync
 loader  < golang.org/x/sync
 pinned  < x internal/mmap
-trainer < github.com/viterin/vek
+trainer < trainer/internal/bucket github.com/viterin/vek
+trainer/internal/bucket <
 
 loader/arrowipc                  < x internal/atomicdir internal/manifest loader/arrowipc/internal/ipcfile github.com/apache/arrow/go/v15
 loader/arrowipc/internal/ipcfile < x internal/mmap github.com/google/flatbuffers
@@ -57,7 +58,9 @@ trainer/local/internal/queue   <
 trainer/local/internal/segment < x trainer/rendezvous trainer/local/internal/arena trainer/local/internal/board trainer/local/internal/shm
 trainer/local/internal/shm     < x
 trainer/local/internal/sum     < github.com/viterin/vek
-trainer/launch     < x
+trainer/launch     < x trainer/launch/internal/relay
+trainer/launch/internal/relay < x
+trainer/ranklog    <
 
 internal/torchrand  <
 internal/mmap       < x
@@ -71,7 +74,7 @@ internal/grouptest  < trainer
 internal/lint       <
 
 bench          < x sampler loader/... pinned/... trainer/...
-cmd/shardfeed  < x sampler loader/... pinned/... trainer/... internal/idx internal/mnist github.com/spf13/cobra github.com/spf13/pflag github.com/pelletier/go-toml/v2 github.com/vbauerster/mpb/v8
+cmd/shardfeed  < x sampler loader/... pinned/... trainer/... internal/idx internal/mnist github.com/spf13/cobra github.com/spf13/pflag github.com/pelletier/go-toml/v2 github.com/vbauerster/mpb/v8 gonum.org/v1/plot
 examples/embed < x sampler loader/... pinned
 examples/ddp   < x sampler loader/... pinned trainer/... internal/mnist
 examples/resume < x sampler loader/... trainer/...

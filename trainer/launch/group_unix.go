@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+	"time"
 )
 
 // ownGroup makes a process the leader of a group.
@@ -15,4 +16,17 @@ func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true
 // group may become another one's before what is left of the group is killed.
 func awaitEnd(cmd *exec.Cmd) { cmd.Wait() }
 
+// awaitGroup waits for the end of a process group that has been killed.
+func awaitGroup(pid int) {
+	for deadline := time.Now().Add(goneTime); syscall.Kill(-pid, 0) == nil && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func executable() (string, error) { return os.Executable() }
+
+// sweep does nothing: only Linux shows the environment of other processes.
+func sweep(string) {}
+
+// owner is "": only Linux shows whose a port is.
+func owner(int) string { return "" }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -95,12 +96,24 @@ var roles = map[string]func(){
 	},
 	// launcher launches the role of its argument.
 	"launcher": func() {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 		defer stop()
 		say("launcher", "-", os.Getpid())
 		err := Run(ctx, config(os.Args[1], 2, os.Args[2:]...))
 		say("returned", "-", err)
 	},
+	"escape":            escape,
+	"escape that fails": func() { escape(); os.Exit(3) },
+	"escape that holds": func() { escape(); hold() },
+	"count":             count,
+	"late":              late,
+	"signalled":         signalled,
+	"bind":              bind,
+	"write":             write,
+	"flood":             flood,
+	"deaf":              deaf,
+	"linger":            linger,
+	"piped launcher":    pipedLauncher,
 }
 
 func hold() {
@@ -111,7 +124,7 @@ func hold() {
 // polite ends well when it is told to.
 func polite() {
 	told := make(chan os.Signal, 1)
-	signal.Notify(told, syscall.SIGTERM)
+	signal.Notify(told, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	say("rank", rank, os.Getpid())
 	say("told", rank, <-told)
 }
@@ -414,6 +427,7 @@ func TestForgottenClose(t *testing.T) {
 
 // The cause is the rank with the last words, though the others end before it.
 func TestLastWords(t *testing.T) {
+	t.Parallel()
 	s := start(t, config("fail", 3))
 	for range 2 {
 		if who, words := s.next("error"); who == "1" || !strings.HasPrefix(words, "rank 1 (") || !strings.HasSuffix(words, "failed: disk full") {
@@ -453,6 +467,7 @@ func TestVerdict(t *testing.T) {
 
 // Ranks that do not notice that another has failed are told to end.
 func TestTold(t *testing.T) {
+	t.Parallel()
 	s := start(t, config("hold", 2))
 	pids := s.ranks(2)
 	syscall.Kill(pids["1"], syscall.SIGKILL)
@@ -467,6 +482,7 @@ func TestTold(t *testing.T) {
 }
 
 func TestStubborn(t *testing.T) {
+	t.Parallel()
 	cfg := config("stubborn", 2)
 	cfg.Grace = 50 * time.Millisecond
 	s := start(t, cfg)
@@ -479,7 +495,7 @@ func TestStubborn(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
-	cause := errors.New("interrupt signal received")
+	cause := errors.New("enough")
 	for _, c := range []struct {
 		role string
 		want string
@@ -493,7 +509,7 @@ func TestCancel(t *testing.T) {
 			s.ranks(2)
 			s.cancel(cause)
 			failed := s.failures()
-			if !errors.Is(failed, cause) || !strings.HasPrefix(failed.Error(), "launch: the ranks were told to end: interrupt signal received") {
+			if !errors.Is(failed, cause) || !strings.HasPrefix(failed.Error(), "launch: the ranks were told to end: enough") {
 				t.Error(failed)
 			}
 			if c.want == "" {
@@ -516,6 +532,7 @@ func TestCancel(t *testing.T) {
 
 // A cancelled context starts nothing, a rank that is stopped is killed, too.
 func TestCancelled(t *testing.T) {
+	t.Parallel()
 	cause := errors.New("too late")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
@@ -687,7 +704,7 @@ func TestTwoRuns(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	cfg := config("environment", 2)
 	cfg.Env = append(cfg.Env, "RANK=7", "WORLD_SIZE=8", "SHARDFEED_TOKEN=outer", "SHARDFEED_LISTEN_FD=9", "MASTER_PORT=1",
-		"TORCHELASTIC_USE_AGENT_STORE=True", "GROUP_RANK=3", "OMP_NUM_THREADS=", "KEPT=yes", "PWD=/")
+		"TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=outer", "GROUP_RANK=3", "OMP_NUM_THREADS=", "KEPT=yes", "PWD=/")
 	s := start(t, cfg)
 	env := map[string]map[string]string{"0": {}, "1": {}}
 	for s.lines.Scan() {
@@ -708,7 +725,9 @@ func TestEnvironment(t *testing.T) {
 	for rank, vars := range env {
 		for name, want := range map[string]string{
 			"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-			"OMP_NUM_THREADS": "1", "KEPT": "yes", "TORCHELASTIC_USE_AGENT_STORE": "", "GROUP_RANK": "", keeperVariable: "",
+			"OMP_NUM_THREADS": "1", "KEPT": "yes", "TORCHELASTIC_USE_AGENT_STORE": "", keeperVariable: "",
+			"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": "2",
+			"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": env["0"]["TORCHELASTIC_RUN_ID"],
 			"SHARDFEED_LISTEN_FD": map[string]string{"0": "3"}[rank], "SHARDFEED_REPORT_FD": map[string]string{"0": "4", "1": "3"}[rank],
 			"SHARDFEED_TOKEN": env["0"]["SHARDFEED_TOKEN"], "SHARDFEED_ADDR": env["0"]["SHARDFEED_ADDR"], "MASTER_PORT": env["0"]["MASTER_PORT"],
 		} {
@@ -717,8 +736,10 @@ func TestEnvironment(t *testing.T) {
 			}
 		}
 	}
-	if token := env["0"]["SHARDFEED_TOKEN"]; len(token) < 26 || token == "outer" {
-		t.Errorf("the token is %q", token)
+	for _, name := range []string{"SHARDFEED_TOKEN", "TORCHELASTIC_RUN_ID"} {
+		if value := env["0"][name]; len(value) < 26 {
+			t.Errorf("%s is %q", name, value)
+		}
 	}
 	_, port, err := net.SplitHostPort(env["0"]["SHARDFEED_ADDR"])
 	if err != nil || port == env["0"]["MASTER_PORT"] || env["0"]["MASTER_PORT"] == "1" {
@@ -752,24 +773,22 @@ func TestNothingStarted(t *testing.T) {
 	}
 }
 
-func TestGroups(t *testing.T) {
+// What the keeper has to kill, after what it was told.
+func TestRemains(t *testing.T) {
+	const a, b = tokenVariable + "=A", tokenVariable + "=B"
 	for _, c := range []struct {
-		text string
-		want []int
+		text, mark string
+		groups     []int
 	}{
-		{"", nil},
-		{"12\n13\n-12\n", []int{13}},
-		{"12\n13", []int{12, 13}},
-		{"0\n1\n-1\nx\n\n99999999999999999999\n", nil},
-		{"12\n-12\n12\n", []int{12}},
+		{"", "", nil},
+		{a + "\n12\n13\n-12\n", a, []int{13}},
+		{"12\n13", "", []int{12, 13}},
+		{"0\n1\n-1\nx\n\n99999999999999999999\nPATH=/bin\n", "", nil},
+		{a + "\n12\n-12\n" + b + "\n12\n", b, []int{12}},
 	} {
-		var got []int
-		for group := range groups(strings.NewReader(c.text)) {
-			got = append(got, group)
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%q: %v, want %v", c.text, got, c.want)
+		mark, groups := remains(strings.NewReader(c.text))
+		if got := slices.Sorted(maps.Keys(groups)); mark != c.mark || !slices.Equal(got, c.groups) {
+			t.Errorf("%q: %q, %v, want %q, %v", c.text, mark, got, c.mark, c.groups)
 		}
 	}
 }

@@ -4,19 +4,24 @@ package launch
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/shardfeed/shardfeed/trainer/launch/internal/relay"
 )
 
 const (
@@ -26,34 +31,40 @@ const (
 )
 
 // Run starts the ranks and returns when none of their processes is left. Each
-// rank has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-// MASTER_PORT (a port that was free, for programs that are not ours),
-// SHARDFEED_ADDR and SHARDFEED_TOKEN, and OMP_NUM_THREADS=1 unless it is set.
-// The listener of SHARDFEED_ADDR is open before the ranks start; rank 0
-// inherits it as SHARDFEED_LISTEN_FD. SHARDFEED_REPORT_FD is a pipe on which
-// ranks say which of them has failed first.
+// rank has the variables of torchrun
+// (https://docs.pytorch.org/docs/stable/elastic/run.html): RANK, WORLD_SIZE,
+// MASTER_ADDR, MASTER_PORT (without Config.MasterPort one that was free, for
+// programs that are not ours) and the like, TORCHELASTIC_RESTART_COUNT among
+// them; SHARDFEED_ADDR and SHARDFEED_TOKEN; and OMP_NUM_THREADS=1 unless it is
+// set. The listener of SHARDFEED_ADDR is open before the ranks start; rank 0
+// inherits it as SHARDFEED_LISTEN_FD, unless the port is Config.MasterPort.
+// SHARDFEED_REPORT_FD is a pipe on which ranks say which of them has failed
+// first.
 //
 // When a rank fails, the others have a second to end by themselves with a
 // message of their own; then their process groups get SIGTERM, and SIGKILL
-// after Grace. When ctx ends they get SIGTERM at once. Run does not handle
-// signals: a command passes it a context of signal.NotifyContext.
+// after Grace. When ctx ends they get at once the signal that has ended it, by
+// signal.NotifyContext, or SIGTERM; they are not started again then. Run does
+// not handle signals itself.
 //
 // The error is an *[Error] where ranks have failed or ctx has ended. It is
 // another one where not all ranks could be started; then the others are
-// killed. A process that leaves its rank's process group is not found.
+// killed.
 func Run(ctx context.Context, cfg Config) error {
 	switch {
 	case cfg.Nproc < 1:
 		return fmt.Errorf("launch: %d ranks: at least 1 is needed", cfg.Nproc)
 	case len(cfg.Args) == 0:
 		return errors.New("launch: no program is given")
-	case ctx.Err() != nil:
-		return &Error{Cause: context.Cause(ctx)}
+	case cfg.MasterPort < 0 || cfg.MasterPort > 65535:
+		return fmt.Errorf("launch: port %d: give one from 1 to 65535, or 0 for one that is free", cfg.MasterPort)
 	}
 	program, err := exec.LookPath(cfg.Args[0])
 	if err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
+	cfg.Stdout, cfg.Stderr = cmp.Or(cfg.Stdout, os.Stdout), cmp.Or(cfg.Stderr, os.Stderr)
+	cfg.Grace = cmp.Or(cfg.Grace, graceTime)
 	// The ranks are killed when the thread that has started them ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -62,38 +73,39 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer k.dismiss()
-	reports, report, err := os.Pipe()
-	if err != nil {
-		return fmt.Errorf("launch: %w", err)
+	id := rand.Text()
+	for earlier := []*Error(nil); ; {
+		r := &run{cfg: cfg, program: program, id: id, attempt: len(earlier), keeper: k, running: map[int]int{}, ends: make(chan Failure, cfg.Nproc), reported: -1}
+		err := r.run(ctx)
+		failed, ok := errors.AsType[*Error](err)
+		switch {
+		case err == nil:
+			return nil
+		case !ok && len(earlier) == 0:
+			return err
+		case !ok:
+			return &Error{Cause: err, Earlier: earlier}
+		case failed.Cause != nil || r.attempt >= cfg.MaxRestarts:
+			failed.Earlier = earlier
+			return failed
+		}
+		earlier = append(earlier, failed)
+		if cfg.Restarted != nil {
+			cfg.Restarted(len(earlier), failed)
+		}
 	}
-	defer reports.Close()
-	r := &run{cfg: cfg, keeper: k, running: map[int]int{}, ends: make(chan Failure, cfg.Nproc), reported: -1}
-	r.hearing.Go(func() { r.hear(reports) })
-	err = r.start(program, report)
-	report.Close()
-	var ends []Failure
-	var cause error
-	if err == nil {
-		ends, cause = r.wait(ctx)
-	} else {
-		r.signal(syscall.SIGKILL)
-	}
-	r.awaiting.Wait()
-	reports.SetReadDeadline(time.Now().Add(goneTime)) // a process that got away may hold the pipe
-	r.hearing.Wait()
-	if err != nil {
-		return err
-	}
-	return verdict(ends, r.reported, cause)
 }
 
-// run is a Run that is going on.
+// run is an attempt of a Run.
 type run struct {
-	cfg      Config
-	keeper   *keeper
-	ends     chan Failure // of each rank; Exit may be 0
-	awaiting sync.WaitGroup
-	hearing  sync.WaitGroup
+	cfg         Config
+	program, id string
+	attempt     int // from 0
+	keeper      *keeper
+	output      *relay.Relay // nil where the ranks inherit Stdout and Stderr
+	ends        chan Failure // of each rank; Exit may be 0
+	awaiting    sync.WaitGroup
+	hearing     sync.WaitGroup
 
 	mu       sync.Mutex
 	running  map[int]int // the process groups that may be signalled, by rank
@@ -101,22 +113,96 @@ type run struct {
 	reported int         // the first rank that has failed, by the ranks' own account; -1 for none
 }
 
-func (r *run) start(program string, report *os.File) error {
-	listener, foreign, err := listeners()
+func (r *run) run(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return &Error{Cause: context.Cause(ctx)}
+	}
+	going, fail := context.WithCancelCause(ctx) // until the output fails
+	defer fail(nil)
+	reports, report, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
-	defer listener.Close()
-	world, token := strconv.Itoa(r.cfg.Nproc), rand.Text()
+	defer reports.Close()
+	r.hearing.Go(func() { r.hear(reports) })
+	token := rand.Text()
+	r.keeper.begin(tokenVariable + "=" + token)
+	err = r.open(fail)
+	if err == nil {
+		err = r.start(token, report)
+	}
+	report.Close()
+	var ends []Failure
+	var cause error
+	if err == nil {
+		ends, cause = r.wait(going)
+	} else {
+		r.signal(syscall.SIGKILL)
+	}
+	r.awaiting.Wait()
+	sweep(tokenVariable + "=" + token)
+	reports.SetReadDeadline(time.Now().Add(goneTime)) // a process that got away may hold the pipe
+	if r.output != nil {
+		r.output.End(err != nil || cause != nil)
+	}
+	r.hearing.Wait()
+	if err == nil {
+		err = verdict(ends, r.reported, cause)
+	}
+	if err == nil && ctx.Err() == nil && going.Err() != nil { // only then, the ranks had ended well
+		err = &Error{Cause: context.Cause(going)}
+	}
+	return err
+}
+
+// open opens the relay of the ranks' output, if they need one; it calls failed
+// when that cannot write any more.
+func (r *run) open(failed func(error)) (err error) {
+	if !r.cfg.Prefix && r.cfg.LogDir == "" {
+		return nil
+	}
+	if r.output, err = relay.New(r.cfg.Stdout, r.cfg.Stderr, failed); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	r.output.Prefix = r.cfg.Prefix
+	if r.cfg.LogDir != "" {
+		r.output.Dir = filepath.Join(r.cfg.LogDir, "attempt-"+strconv.Itoa(r.attempt))
+	}
+	return nil
+}
+
+func (r *run) start(token string, report *os.File) error {
+	addr, err := r.cfg.address()
+	if err != nil {
+		return err
+	}
+	defer addr.listener.Close()
+	world := strconv.Itoa(r.cfg.Nproc)
+	presets := map[string]string{"OMP_NUM_THREADS": "1"} // as torchrun: else every rank takes all cores
+	if r.output != nil {
+		presets["PYTHONUNBUFFERED"] = "1" // as torchrun's python -u: else a crash loses what it has printed into a pipe
+	}
 	for rank := range r.cfg.Nproc {
+		number := strconv.Itoa(rank)
 		own := map[string]string{
-			"RANK": strconv.Itoa(rank), "WORLD_SIZE": world, "LOCAL_RANK": strconv.Itoa(rank), "LOCAL_WORLD_SIZE": world,
-			"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": foreign,
-			"SHARDFEED_ADDR": listener.Addr().String(), "SHARDFEED_TOKEN": token,
+			"RANK": number, "LOCAL_RANK": number, "ROLE_RANK": number, "GROUP_RANK": "0", "ROLE_NAME": "default",
+			"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "GROUP_WORLD_SIZE": "1",
+			"TORCHELASTIC_RESTART_COUNT": strconv.Itoa(r.attempt), "TORCHELASTIC_MAX_RESTARTS": strconv.Itoa(r.cfg.MaxRestarts),
+			"TORCHELASTIC_RUN_ID": r.id, "MASTER_ADDR": addr.host, "MASTER_PORT": addr.foreign,
+			"SHARDFEED_ADDR": addr.ours, tokenVariable: token,
 		}
-		cmd := &exec.Cmd{Path: program, Args: r.cfg.Args, Stdout: r.cfg.Stdout, Stderr: r.cfg.Stderr, SysProcAttr: ownGroup()}
-		if rank == 0 {
-			file, err := listener.File()
+		cmd := &exec.Cmd{Path: r.program, Args: r.cfg.Args, Stdout: r.cfg.Stdout, Stderr: r.cfg.Stderr, SysProcAttr: ownGroup()}
+		if r.output != nil {
+			ends, err := r.output.Open(rank)
+			defer ends[0].Close()
+			defer ends[1].Close()
+			if err != nil {
+				return fmt.Errorf("launch: rank %d: %w", rank, err)
+			}
+			cmd.Stdout, cmd.Stderr = ends[0], ends[1]
+		}
+		if rank == 0 && addr.listener != nil {
+			file, err := addr.listener.File()
 			if err != nil {
 				return fmt.Errorf("launch: %w", err)
 			}
@@ -126,13 +212,7 @@ func (r *run) start(program string, report *os.File) error {
 		}
 		own["SHARDFEED_REPORT_FD"] = strconv.Itoa(3 + len(cmd.ExtraFiles))
 		cmd.ExtraFiles = append(cmd.ExtraFiles, report)
-		if r.cfg.Stdout == nil {
-			cmd.Stdout = os.Stdout
-		}
-		if r.cfg.Stderr == nil {
-			cmd.Stderr = os.Stderr
-		}
-		cmd.Env = environment(r.cfg.Env, own)
+		cmd.Env = environment(r.cfg.Env, own, presets)
 		if err := cmd.Start(); err != nil {
 			return fmt.Errorf("launch: rank %d: %w", rank, err)
 		}
@@ -143,22 +223,6 @@ func (r *run) start(program string, report *os.File) error {
 		r.awaiting.Go(func() { r.await(rank, cmd) })
 	}
 	return nil
-}
-
-// listeners opens the listener of rank 0's store and finds another port that
-// is free.
-func listeners() (ours *net.TCPListener, foreign string, err error) {
-	local := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
-	if ours, err = net.ListenTCP("tcp", local); err != nil {
-		return nil, "", err
-	}
-	other, err := net.ListenTCP("tcp", local)
-	if err != nil {
-		ours.Close()
-		return nil, "", err
-	}
-	defer other.Close()
-	return ours, strconv.Itoa(other.Addr().(*net.TCPAddr).Port), nil
 }
 
 // await waits for the end of a rank, and kills what it leaves.
@@ -180,9 +244,7 @@ func (r *run) await(rank int, cmd *exec.Cmd) {
 		}
 	}
 	r.ends <- end
-	for deadline := time.Now().Add(goneTime); syscall.Kill(-pid, 0) == nil && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
+	awaitGroup(pid)
 }
 
 // signal sends a signal to the groups of all ranks that are running.
@@ -195,39 +257,85 @@ func (r *run) signal(s syscall.Signal) {
 	}
 }
 
-// wait waits for all ranks, and tells them to end when one fails or ctx ends.
-// The ends are in order; cause is that of ctx, where it ended before a rank failed.
-func (r *run) wait(ctx context.Context) (ends []Failure, cause error) {
-	grace := r.cfg.Grace
-	if grace == 0 {
-		grace = graceTime
+// forward sends a signal to the ranks that are running, for them to handle:
+// what they have started need not know it, and would die of it.
+func (r *run) forward(s syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, pid := range r.running {
+		syscall.Kill(pid, s)
 	}
-	var terminate, kill <-chan time.Time
-	failed, cancelled := false, ctx.Done()
+}
+
+// left is the ranks that are running.
+func (r *run) left() []int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.running))
+}
+
+// wait waits for all ranks, and tells them to end when one fails, when one is
+// late, or when ctx ends. The ends are in order; cause is that of ctx, where it
+// ended before a rank failed.
+func (r *run) wait(ctx context.Context) (ends []Failure, cause error) {
+	var terminate, kill, overdue <-chan time.Time
+	var late []int // ranks
+	failed, cancelled, signals := false, ctx.Done(), r.cfg.Signals
 	for len(ends) < r.cfg.Nproc {
+		with := syscall.SIGTERM
 		select {
 		case end := <-r.ends:
+			if slices.Contains(late, end.Rank) {
+				end.Late = r.cfg.Timeout
+			}
 			ends = append(ends, end)
-			if end.Exit != 0 && !failed && kill == nil {
-				failed, terminate = true, time.After(ownTime)
+			switch {
+			case failed || kill != nil:
+			case end.Exit != 0:
+				failed, terminate, overdue = true, time.After(ownTime), nil
+			case r.cfg.Timeout > 0 && overdue == nil:
+				overdue = time.After(r.cfg.Timeout)
+			}
+			continue
+		case s, ok := <-signals:
+			if !ok {
+				signals = nil
+			} else if s, ok := s.(syscall.Signal); ok {
+				r.forward(s)
 			}
 			continue
 		case <-kill:
 			r.signal(syscall.SIGKILL)
 			continue
+		case <-overdue:
+			if kill == nil {
+				failed, late = true, r.left()
+			}
 		case <-cancelled:
 			cancelled = nil
 			if !failed {
 				cause = context.Cause(ctx)
+				with = sent(cause)
 			}
 		case <-terminate:
 		}
 		if kill == nil {
-			terminate, kill = nil, time.After(grace)
-			r.signal(syscall.SIGTERM)
+			terminate, kill = nil, time.After(r.cfg.Grace)
+			r.signal(with)
 		}
 	}
 	return ends, cause
+}
+
+// sent is the signal that has ended a context of signal.NotifyContext, which
+// tells it by its name alone; else SIGTERM.
+func sent(cause error) syscall.Signal {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+		if cause.Error() == s.String()+" signal received" {
+			return s
+		}
+	}
+	return syscall.SIGTERM
 }
 
 // hear takes note of the rank that is reported as the first to fail, unless
