@@ -318,11 +318,11 @@ func (d *DDP[B, V]) update(ctx context.Context, compute func() error) (loss floa
 		return 0, err
 	}
 	reports, err := d.exchange(ctx)
+	if err := d.sums.Wait(); err != nil { // what came before says more
+		return 0, err
+	}
 	if err != nil {
 		return 0, fmt.Errorf("trainer: the losses of step %d: %w", d.steps, err)
-	}
-	if err := d.sums.Wait(); err != nil {
-		return 0, err
 	}
 	all, exposed := d.sums.Times(computed)
 	d.stats.AllReduce += all

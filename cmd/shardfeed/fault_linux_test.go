@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -95,8 +96,8 @@ func TestFaults(t *testing.T) {
 	t.Cleanup(func() { detected.log(t) })
 }
 
-// durations is, by fault, how long it took until every other rank had said
-// which rank it was.
+// durations is, by fault, how long it took until the other ranks had said which
+// rank it was.
 type durations struct {
 	mu sync.Mutex
 	by map[string][]time.Duration
@@ -114,9 +115,12 @@ func (d *durations) add(what string, took time.Duration) {
 func (d *durations) log(t *testing.T) {
 	for what, all := range d.by {
 		slices.Sort(all)
-		t.Logf("%s: named by the other ranks after %v (median), %v (at most), of %d", what, all[len(all)/2].Round(time.Millisecond), all[len(all)-1].Round(time.Millisecond), len(all))
+		t.Logf("%s: named after %v (median), %v (at most), of %d", what, all[len(all)/2].Round(time.Millisecond), all[len(all)-1].Round(time.Millisecond), len(all))
 	}
 }
+
+// speaker matches the error of a rank.
+var speaker = regexp.MustCompile(`shardfeed: rank (\d+): (.*)`)
 
 func fault(t *testing.T, data, what, where string, victim int, detected *durations) {
 	file, dir := t.TempDir()+"/noted", t.TempDir()
@@ -137,12 +141,13 @@ func fault(t *testing.T, data, what, where string, victim int, detected *duratio
 	named := map[int]time.Time{} // when a rank named the victim
 	for lines := bufio.NewScanner(stderr); lines.Scan(); {
 		fmt.Fprintln(&said, lines.Text())
-		var rank int
-		if _, err := fmt.Sscanf(lines.Text(), "shardfeed: rank %d:", &rank); err == nil && rank != victim && strings.Contains(lines.Text(), fmt.Sprintf("rank %d", victim)) {
+		// A line may begin in the middle of another rank's trace.
+		if found := speaker.FindStringSubmatch(lines.Text()); found != nil && strings.Contains(found[2], fmt.Sprintf("rank %d", victim)) {
+			rank, _ := strconv.Atoi(found[1])
 			named[rank] = time.Now()
 		}
 	}
-	waited := cmd.Wait()
+	waited, ended := cmd.Wait(), time.Now()
 	nothingLeft(t, mark)
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -168,8 +173,9 @@ func fault(t *testing.T, data, what, where string, victim int, detected *duratio
 	if first, _, _ := strings.Cut(strings.TrimPrefix(lines[len(lines)-1], "shardfeed: launch: the first to fail was "), " ("); !strings.HasSuffix(first, fmt.Sprintf("rank %d", victim)) {
 		t.Errorf("the launcher does not name rank %d first:\n%s", victim, said.String())
 	}
-	// A rank that dies before the rendezvous is known to the launcher alone.
-	if where == "rendezvous" && what != "stop" && what != "exit 0" {
+	// A rank that ends before the rendezvous is known to the launcher alone.
+	if where == "rendezvous" && what != "stop" {
+		detected.add(what+", by the launcher", ended.Sub(began))
 		return
 	}
 	limit := 10 * time.Second // generous: what matters is that nothing hangs

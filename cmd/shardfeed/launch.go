@@ -76,6 +76,9 @@ func (o *launchOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.grace, "grace", 3*time.Second, "time from SIGTERM to SIGKILL for ranks that are to end")
 }
 
+// used says whether an option asks for what only a launcher does.
+func (o *launchOptions) used() bool { return o.maxRestarts > 0 || o.logDir != "" || o.prefix }
+
 // ranks is the number of ranks to start.
 func (o *launchOptions) ranks() int { return int(o.nproc) }
 

@@ -284,7 +284,7 @@ func (o *trainOptions) run(ctx context.Context, f *pflag.FlagSet) error {
 	if err := o.check(nproc); err != nil {
 		return err
 	}
-	if nproc == 1 {
+	if nproc == 1 && !o.launch.used() {
 		return trainRank(ctx, o)
 	}
 	self, err := os.Executable()
@@ -294,7 +294,7 @@ func (o *trainOptions) run(ctx context.Context, f *pflag.FlagSet) error {
 	cfg := o.launch.config()
 	cfg.Args = append([]string{self, "train"}, o.args()...)
 	cfg.Env = append(os.Environ(), beganVariable+"="+strconv.FormatInt(o.began.UnixNano(), 10))
-	cfg.Timeout = o.timeout
+	cfg.Timeout = 2 * o.timeout // after the ranks themselves have had their say
 	return launch.Run(ctx, cfg)
 }
 

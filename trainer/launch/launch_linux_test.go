@@ -80,6 +80,15 @@ var roles = map[string]func(){
 		}
 		trainer()
 	},
+	// absent ends, where the first argument is its rank, with the status of the
+	// second, while the others wait for it to join.
+	"absent": func() {
+		if os.Args[1] == rank {
+			status, _ := strconv.Atoi(os.Args[2])
+			os.Exit(status)
+		}
+		joined()
+	},
 	// well is a run that ends well.
 	"well": func() {
 		if err := joined().Close(); err != nil {
@@ -425,6 +434,27 @@ func TestForgottenClose(t *testing.T) {
 	}
 }
 
+// A rank that ends before it has joined the others is waited for in vain: the
+// run ends at once, and names it, whatever its status.
+func TestAbsent(t *testing.T) {
+	for _, absent := range []string{"0", "1"} {
+		for _, status := range []int{0, 3} {
+			began := time.Now()
+			var failed *Error
+			if err := Run(t.Context(), config("absent", 3, absent, strconv.Itoa(status))); !errors.As(err, &failed) {
+				t.Fatalf("rank %s with status %d: %v", absent, status, err)
+			}
+			first := failed.Failures[0]
+			if strconv.Itoa(first.Rank) != absent || first.Exit != status || first.Told || len(failed.Failures) != 3 {
+				t.Errorf("rank %s with status %d: %v", absent, status, failed)
+			}
+			if took := time.Since(began); took > 20*time.Second { // of the 60 that the others would wait
+				t.Errorf("rank %s with status %d: it took %v", absent, status, took)
+			}
+		}
+	}
+}
+
 // The cause is the rank with the last words, though the others end before it.
 func TestLastWords(t *testing.T) {
 	t.Parallel()
@@ -530,7 +560,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A cancelled context starts nothing, a rank that is stopped is killed, too.
+// A cancelled context starts nothing, a rank that is stopped is ended, too.
 func TestCancelled(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("too late")
@@ -539,12 +569,10 @@ func TestCancelled(t *testing.T) {
 	if err := Run(ctx, config("hold", 1)); !errors.Is(err, cause) {
 		t.Error(err)
 	}
-	cfg := config("hold", 2)
-	cfg.Grace = 50 * time.Millisecond
-	s := start(t, cfg)
+	s := start(t, config("hold", 2))
 	syscall.Kill(s.ranks(2)["1"], syscall.SIGSTOP)
 	s.cancel(cause)
-	if failed := s.failures(); len(failed.Failures) != 2 || failed.Failures[1].Rank != 1 || failed.Failures[1].Signal != "killed" {
+	if failed := s.failures(); len(failed.Failures) != 2 || failed.Failures[0].Signal != "terminated" || failed.Failures[1].Signal != "terminated" {
 		t.Error(failed)
 	}
 }

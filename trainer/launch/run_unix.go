@@ -16,7 +16,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -38,12 +37,13 @@ const (
 // them; SHARDFEED_ADDR and SHARDFEED_TOKEN; and OMP_NUM_THREADS=1 unless it is
 // set. The listener of SHARDFEED_ADDR is open before the ranks start; rank 0
 // inherits it as SHARDFEED_LISTEN_FD, unless the port is Config.MasterPort.
-// SHARDFEED_REPORT_FD is a pipe on which ranks say which of them has failed
-// first.
+// SHARDFEED_REPORT_FD is a pipe on which ranks say that they join, have joined,
+// and which of them has failed first.
 //
 // When a rank fails, the others have a second to end by themselves with a
 // message of their own; then their process groups get SIGTERM, and SIGKILL
-// after Grace. When ctx ends they get at once the signal that has ended it, by
+// after Grace. They get SIGTERM at once where they wait for a rank to join that
+// has ended, with whatever status. When ctx ends they get at once the signal that has ended it, by
 // signal.NotifyContext, or SIGTERM; they are not started again then. Run does
 // not handle signals itself.
 //
@@ -75,7 +75,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer k.dismiss()
 	id := rand.Text()
 	for earlier := []*Error(nil); ; {
-		r := &run{cfg: cfg, program: program, id: id, attempt: len(earlier), keeper: k, running: map[int]int{}, ends: make(chan Failure, cfg.Nproc), reported: -1}
+		r := &run{cfg: cfg, program: program, id: id, attempt: len(earlier), keeper: k, running: map[int]int{}, ends: make(chan Failure, cfg.Nproc), reported: -1, joined: map[int]bool{}, hopeless: make(chan struct{})}
 		err := r.run(ctx)
 		failed, ok := errors.AsType[*Error](err)
 		switch {
@@ -108,9 +108,13 @@ type run struct {
 	hearing     sync.WaitGroup
 
 	mu       sync.Mutex
-	running  map[int]int // the process groups that may be signalled, by rank
-	told     bool        // to end
-	reported int         // the first rank that has failed, by the ranks' own account; -1 for none
+	running  map[int]int   // the process groups that may be signalled, by rank
+	told     bool          // to end
+	reported int           // the first rank that has failed, by the ranks' own account; -1 for none
+	report   *os.File      // where the ranks tell
+	joined   map[int]bool  // ranks that have joined the others; false: they wait for that
+	early    []int         // ranks that have ended without having joined
+	hopeless chan struct{} // closed once ranks wait for one of those
 }
 
 func (r *run) run(ctx context.Context) error {
@@ -124,14 +128,14 @@ func (r *run) run(ctx context.Context) error {
 		return fmt.Errorf("launch: %w", err)
 	}
 	defer reports.Close()
+	r.report = report
 	r.hearing.Go(func() { r.hear(reports) })
 	token := rand.Text()
 	r.keeper.begin(tokenVariable + "=" + token)
 	err = r.open(fail)
 	if err == nil {
-		err = r.start(token, report)
+		err = r.start(token)
 	}
-	report.Close()
 	var ends []Failure
 	var cause error
 	if err == nil {
@@ -140,6 +144,7 @@ func (r *run) run(ctx context.Context) error {
 		r.signal(syscall.SIGKILL)
 	}
 	r.awaiting.Wait()
+	report.Close()
 	sweep(tokenVariable + "=" + token)
 	reports.SetReadDeadline(time.Now().Add(goneTime)) // a process that got away may hold the pipe
 	if r.output != nil {
@@ -171,7 +176,7 @@ func (r *run) open(failed func(error)) (err error) {
 	return nil
 }
 
-func (r *run) start(token string, report *os.File) error {
+func (r *run) start(token string) error {
 	addr, err := r.cfg.address()
 	if err != nil {
 		return err
@@ -211,7 +216,7 @@ func (r *run) start(token string, report *os.File) error {
 			own["SHARDFEED_LISTEN_FD"] = "3" // the first after standard error
 		}
 		own["SHARDFEED_REPORT_FD"] = strconv.Itoa(3 + len(cmd.ExtraFiles))
-		cmd.ExtraFiles = append(cmd.ExtraFiles, report)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, r.report)
 		cmd.Env = environment(r.cfg.Env, own, presets)
 		if err := cmd.Start(); err != nil {
 			return fmt.Errorf("launch: rank %d: %w", rank, err)
@@ -235,7 +240,8 @@ func (r *run) await(rank int, cmd *exec.Cmd) {
 	r.keeper.remove(pid)
 	told := r.told
 	r.mu.Unlock()
-	cmd.Wait() // its error is in the state
+	cmd.Wait()                            // its error is in the state
+	fmt.Fprintln(r.report, "ended", rank) // after what the rank itself has told
 	end := Failure{Rank: rank, PID: pid, Exit: cmd.ProcessState.ExitCode(), Told: told}
 	if end.Exit < 0 {
 		end.Signal = "unknown" // where someone else in this process has reaped it
@@ -247,13 +253,15 @@ func (r *run) await(rank int, cmd *exec.Cmd) {
 	awaitGroup(pid)
 }
 
-// signal sends a signal to the groups of all ranks that are running.
+// signal sends a signal to the groups of all ranks that are running. One that
+// is stopped goes on, to notice.
 func (r *run) signal(s syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.told = true
 	for _, pid := range r.running {
 		syscall.Kill(-pid, s)
+		syscall.Kill(-pid, syscall.SIGCONT)
 	}
 }
 
@@ -280,7 +288,7 @@ func (r *run) left() []int {
 func (r *run) wait(ctx context.Context) (ends []Failure, cause error) {
 	var terminate, kill, overdue <-chan time.Time
 	var late []int // ranks
-	failed, cancelled, signals := false, ctx.Done(), r.cfg.Signals
+	failed, cancelled, signals, hopeless := false, ctx.Done(), r.cfg.Signals, r.hopeless
 	for len(ends) < r.cfg.Nproc {
 		with := syscall.SIGTERM
 		select {
@@ -307,6 +315,8 @@ func (r *run) wait(ctx context.Context) (ends []Failure, cause error) {
 		case <-kill:
 			r.signal(syscall.SIGKILL)
 			continue
+		case <-hopeless:
+			failed, hopeless = true, nil
 		case <-overdue:
 			if kill == nil {
 				failed, late = true, r.left()
@@ -338,15 +348,52 @@ func sent(cause error) syscall.Signal {
 	return syscall.SIGTERM
 }
 
-// hear takes note of the rank that is reported as the first to fail, unless
-// the ranks have been told to end before. It returns with the first report,
-// or once nobody is left who could make one.
+// hear takes note of what the ranks tell, see rendezvous.World.ReportFD, and of
+// those that have ended, until nobody is left who could tell anything.
 func (r *run) hear(reports *os.File) {
-	line, _ := bufio.NewReader(reports).ReadString('\n')
-	rank, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err == nil && !r.told {
+	for lines := bufio.NewScanner(reports); lines.Scan(); {
+		var what string
+		var rank int
+		if n, _ := fmt.Sscan(lines.Text(), &what, &rank); n < 2 {
+			continue
+		}
+		r.mu.Lock()
+		switch _, known := r.joined[rank]; what {
+		case "failed":
+			r.blame(rank)
+		case "join":
+			if !known {
+				r.joined[rank] = false
+			}
+		case "joined":
+			r.joined[rank] = true
+		case "ended":
+			if !r.joined[rank] {
+				r.early = append(r.early, rank)
+			}
+			delete(r.joined, rank)
+		}
+		r.look()
+		r.mu.Unlock()
+	}
+}
+
+// blame takes note of the first rank that has failed, unless the ranks have
+// been told to end before. The caller holds mu.
+func (r *run) blame(rank int) {
+	if !r.told && r.reported < 0 {
 		r.reported = rank
+	}
+}
+
+// look sees whether a rank waits for one that has ended without having joined:
+// it would wait in vain. The caller holds mu.
+func (r *run) look() {
+	for _, joined := range r.joined {
+		if !joined && len(r.early) > 0 && !r.told && r.reported < 0 {
+			r.blame(r.early[0])
+			close(r.hopeless)
+			return
+		}
 	}
 }

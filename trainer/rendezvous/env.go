@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/shardfeed/shardfeed/trainer/rendezvous/internal/wire"
 )
 
 // The variables of torchrun that say that a process is a rank.
@@ -16,8 +18,8 @@ var launched = []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", 
 // marked close-on-exec, so that programs started later do not inherit them.
 func Env() (World, error) {
 	w, err := FromEnv(os.Getenv, os.Args[1:])
-	closeOnExec(w.ListenFD)
-	closeOnExec(w.ReportFD)
+	wire.CloseOnExec(w.ListenFD)
+	wire.CloseOnExec(w.ReportFD)
 	return w, err
 }
 

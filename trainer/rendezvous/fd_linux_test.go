@@ -97,7 +97,7 @@ func TestReport(t *testing.T) {
 		j.Close()
 	}
 	write.Close()
-	if text, err := io.ReadAll(read); err != nil || string(text) != "2\n" {
+	if text, err := io.ReadAll(read); err != nil || string(text) != "join 0\njoined 0\nfailed 2\n" {
 		t.Errorf("%q, %v", text, err)
 	}
 }
@@ -114,19 +114,19 @@ func TestReportOfTheLate(t *testing.T) {
 		name, want string
 		run        func(world []World)
 	}{
-		{"blamed", "1\n", func(world []World) {
+		{"blamed", "failed 1", func(world []World) {
 			all := join(soon(t), world...)
 			all[0].Blame(1, errors.New("it has not come"))
 			for _, s := range all {
 				s.Close()
 			}
 		}},
-		{"missing", "1\n", func(world []World) {
+		{"missing", "failed 1", func(world []World) {
 			if _, err := Join(soonOver(), world[0]); err == nil || !strings.Contains(err.Error(), "ranks 1, 2 of 3 did not join") {
 				t.Errorf("rank 0: %v", err)
 			}
 		}},
-		{"rank 0 missing", "0\n", func(world []World) {
+		{"rank 0 missing", "failed 0", func(world []World) {
 			world[2].ReportFD, world[0].ReportFD = world[0].ReportFD, 0
 			if _, err := Join(soonOver(), world[2]); err == nil || !strings.Contains(err.Error(), "could not reach rank 0") {
 				t.Errorf("rank 2: %v", err)
@@ -143,7 +143,13 @@ func TestReportOfTheLate(t *testing.T) {
 		write.Close()
 		text, err := io.ReadAll(read)
 		read.Close()
-		if first, _, _ := strings.Cut(string(text), "\n"); err != nil || first+"\n" != c.want {
+		var failed []string
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "failed") {
+				failed = append(failed, strings.TrimSpace(line))
+			}
+		}
+		if err != nil || len(failed) == 0 || failed[0] != c.want {
 			t.Errorf("%s: %q (%v), want %q first", c.name, text, err, c.want)
 		}
 	}

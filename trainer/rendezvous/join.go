@@ -41,8 +41,9 @@ type World struct {
 	// ListenFD is a file descriptor on which rank 0 finds the listener of Addr
 	// open, handed down by the launcher; 0 where rank 0 opens it by itself.
 	ListenFD int
-	// ReportFD is a file descriptor to which the number of the rank that has
-	// failed is written, as a line, for the launcher; 0 for none.
+	// ReportFD is a file descriptor on which the launcher hears of the run, in
+	// lines: "join 2" and "joined 2" of this rank's Join, "failed 1" of the
+	// rank that has failed; 0 for none.
 	ReportFD int
 }
 
@@ -84,6 +85,7 @@ func Join(ctx context.Context, w World) (*Store, error) {
 	defer cancel()
 	waited := "within " + timeout.Round(100*time.Millisecond).String()
 	s := newStore(w)
+	w.report("join", w.Rank)
 	connect := s.dial
 	if w.Rank == 0 {
 		connect = s.serve
@@ -94,6 +96,7 @@ func Join(ctx context.Context, w World) (*Store, error) {
 	}
 	go s.receive(first)
 	if err = s.wait(ctx, waited); err == nil {
+		w.report("joined", w.Rank)
 		return s, nil
 	}
 	s.link.Close()
@@ -140,7 +143,7 @@ func (s *Store) wait(ctx context.Context, waited string) error {
 	case <-s.failed:
 		return fmt.Errorf("rendezvous: %w", s.Err())
 	case <-time.After(wordsTime):
-		s.world.report(0)
+		s.world.report("failed", 0)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return fmt.Errorf("rendezvous: rank 0 (%s, pid %d) at %s does not answer any more", s.zero.Host, s.zero.PID, s.world.Addr)
@@ -194,7 +197,7 @@ func (s *Store) open(ctx context.Context, own notice.Notice) error {
 // listen opens rank 0's listener, or takes the one that was handed down.
 func (w World) listen() (net.Listener, error) {
 	if w.ListenFD > 0 {
-		closeOnExec(w.ListenFD)
+		wire.CloseOnExec(w.ListenFD)
 		f := os.NewFile(uintptr(w.ListenFD), "listener")
 		defer f.Close() // the listener has a copy
 		l, err := net.FileListener(f)
@@ -246,7 +249,7 @@ func (s *Store) dial(ctx context.Context, waited string) (first wire.Message, er
 	if cause == nil {
 		cause = errors.New("not tried")
 	}
-	s.world.report(0)
+	s.world.report("failed", 0)
 	return first, fmt.Errorf("rendezvous: rank %d could not reach %s %s: %w: %s", s.world.Rank, zero, waited, cause, cure)
 }
 

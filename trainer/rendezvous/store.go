@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -32,12 +33,15 @@ type Store struct {
 	closing bool
 	waiting map[string]*arrival // for a key
 
+	answer    atomic.Int64 // how long rank 0 may take for one, as a time.Duration
 	closeOnce sync.Once
 	closeErr  error
 }
 
 func newStore(w World) *Store {
-	return &Store{world: w, started: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}), waiting: map[string]*arrival{}}
+	s := &Store{world: w, started: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}), waiting: map[string]*arrival{}}
+	s.answer.Store(int64(wordsTime))
+	return s
 }
 
 // arrival is a value that some Gets wait for.
@@ -112,16 +116,12 @@ func (s *Store) fail(failure RankError, late int) {
 		if late == 0 {
 			late = failure.Rank + 1
 		}
-		s.world.report(late - 1)
+		s.world.report("failed", late-1)
 	}
 }
 
-// report tells the launcher which rank has failed.
-func (w World) report(rank int) {
-	if w.ReportFD > 0 {
-		report(w.ReportFD, fmt.Sprintln(rank))
-	}
-}
+// report tells the launcher what a rank does.
+func (w World) report(what string, rank int) { wire.Report(w.ReportFD, fmt.Sprintln(what, rank)) }
 
 // World is this rank's place.
 func (s *Store) World() World { return s.world }
@@ -206,7 +206,7 @@ func (s *Store) Fail(err error) { s.tell(err, 0) }
 // Blame is Fail where another rank is the cause, for which this one has waited
 // in vain: the launcher hears of that.
 func (s *Store) Blame(rank int, err error) {
-	s.world.report(rank) // at once, since rank 0, which tells the others, may be the one
+	s.world.report("failed", rank) // at once, since rank 0, which tells the others, may be the one
 	s.tell(err, rank+1)
 }
 
@@ -215,10 +215,13 @@ func (s *Store) tell(err error, late int) {
 		return
 	}
 	s.link.Send(wire.Message{Kind: "fail", Words: wire.LastWords(err.Error()), Late: late})
+	if late == 1 { // rank 0 will not answer
+		s.answer.Store(int64(time.Millisecond))
+	}
 	select {
 	case <-s.failed:
 	case <-s.ended:
-	case <-time.After(wordsTime):
+	case <-time.After(time.Duration(s.answer.Load())):
 	}
 }
 
@@ -232,7 +235,7 @@ func (s *Store) Close() error {
 		s.closing = true
 		s.mu.Unlock()
 		s.link.Send(wire.Message{Kind: "leave"})
-		s.link.SetReadDeadline(time.Now().Add(wordsTime)) // rank 0 closes the connection
+		s.link.SetReadDeadline(time.Now().Add(time.Duration(s.answer.Load()))) // rank 0 closes the connection
 		<-s.ended
 		if s.server != nil {
 			s.closeErr = s.shut()

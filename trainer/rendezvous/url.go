@@ -12,13 +12,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/shardfeed/shardfeed/trainer/rendezvous/internal/wire"
 )
 
 // URL is [FromURL] of this process. It marks file descriptors as [Env] does.
 func URL(url string) (World, error) {
 	w, err := FromURL(url, os.Getenv, os.Args[1:])
-	closeOnExec(w.ListenFD)
-	closeOnExec(w.ReportFD)
+	wire.CloseOnExec(w.ListenFD)
+	wire.CloseOnExec(w.ReportFD)
 	return w, err
 }
 
