@@ -153,7 +153,7 @@ func checksum(tensors []Tensor) uint32 {
 	sum, buf := uint32(0), make([]byte, 0, 4096)
 	table := crc32.MakeTable(crc32.Castagnoli)
 	for _, t := range tensors {
-		sum = crc32.Update(sum, table, []byte(t.Name))
+		sum = crc32.Update(sum, table, fmt.Append(nil, t.Name, t.Shape))
 		for block := range slices.Chunk(t.Data, 1024) {
 			buf = buf[:0]
 			for _, x := range block {

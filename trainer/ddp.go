@@ -24,14 +24,14 @@ type Config struct {
 	// steps, where most have as many: those need no correction after the sum.
 	// It changes nothing but rounding. 0: not known.
 	GlobalBatch int
-	// FindUnused allows that parameters have no gradient in an update. Without
-	// one on any rank a parameter stays as it is, momenta included. It costs a
-	// bit a parameter in what ranks exchange. Without FindUnused an unused
-	// parameter is an error.
+	// FindUnused allows that a step has no gradient for some parameters. One
+	// without any in an update, on any rank, stays as it is, momenta included.
+	// It costs a bit a parameter in what ranks exchange. Without FindUnused an
+	// unused parameter is an error.
 	FindUnused bool
 	// SkipNonFinite leaves out an update where a rank's loss or gradient is
-	// infinite or NaN; Stats counts them. Without it that is a
-	// *NonFiniteError.
+	// infinite or NaN: values and buffers stay as they were before its steps;
+	// Stats counts them. Without it that is a *NonFiniteError.
 	SkipNonFinite bool
 	// Agree is what else must be the same on every rank, an item a line: the
 	// order of the samples, their seed, the global batch. New compares it.
@@ -74,7 +74,8 @@ type DDP[B any, V Span[V]] struct {
 	parts       []Part // where the parameters lie in value; the trained ones lie there as they lie in grad
 	trained     []int  // their numbers
 	value, grad V
-	buffers     V // the end of value
+	buffers     V         // the end of value
+	before      []float32 // the buffers before the steps of the running update
 	sums        *bucket.Reduction[V]
 
 	nominal float64 // rows of an update by which gradients are scaled
@@ -111,7 +112,7 @@ func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt O
 	if d.grad, err = g.Alloc(trained); err != nil {
 		return nil, fmt.Errorf("trainer: memory for the gradients: %w", err)
 	}
-	d.buffers = d.value.Slice(unchanged, size)
+	d.buffers, d.before = d.value.Slice(unchanged, size), make([]float32, size-unchanged)
 	for i, p := range d.params {
 		at := d.parts[i]
 		if p.Value = d.value.Slice(at.From, at.To); p.Role == Trained {
@@ -201,17 +202,20 @@ func (d *DDP[B, V]) Step(ctx context.Context, b B) (loss float64, err error) {
 // for the next update: accumulation by hand. It returns the batch's loss.
 func (d *DDP[B, V]) NoSync(ctx context.Context, b B) (loss float64, err error) {
 	d.sums.Reset()
-	d.pending++
 	if loss, err = d.compute(ctx, b, d.sums.Note); err != nil {
 		return 0, err
 	}
-	return loss, d.unused()
+	d.pending++
+	return loss, nil
 }
 
 // Idle takes part in a step of the other ranks for which this one has no
 // batch. It returns what their Step returns, or 0 where that makes no update.
 func (d *DDP[B, V]) Idle(ctx context.Context) (loss float64, err error) {
 	idle := func(ready func(param int)) error {
+		if err := d.begin(); err != nil {
+			return err
+		}
 		if m, ok := d.model.(interface {
 			Idle(context.Context, func(int)) error
 		}); ok {
@@ -220,8 +224,9 @@ func (d *DDP[B, V]) Idle(ctx context.Context) (loss float64, err error) {
 		return nil
 	}
 	if d.pending+1 < d.cfg.Accumulate {
+		err := idle(func(int) {})
 		d.pending++
-		return 0, idle(func(int) {})
+		return 0, err
 	}
 	return d.update(ctx, func() error { return idle(func(param int) { d.sums.Ready(ctx, param) }) })
 }
@@ -262,17 +267,32 @@ func (d *DDP[B, V]) Flush(ctx context.Context) (loss float64, err error) {
 	return d.update(ctx, func() error { return nil })
 }
 
+// begin keeps the buffers, which the first step of an update may change.
+func (d *DDP[B, V]) begin() error {
+	if d.pending > 0 || len(d.before) == 0 {
+		return nil
+	}
+	if err := d.buffers.Read(d.before); err != nil {
+		return fmt.Errorf("trainer: the buffers before step %d: %w", d.steps, err)
+	}
+	return nil
+}
+
 // compute runs the model on a batch.
 func (d *DDP[B, V]) compute(ctx context.Context, b B, ready func(param int)) (loss float64, err error) {
-	n := rows(b)
-	if loss, err = d.model.Step(ctx, b, float64(n)/d.nominal, ready); err == nil {
-		d.rows += n
-		d.loss += loss * float64(n)
-		for i, done := range d.sums.Done() {
-			d.used[i] = d.used[i] || done
-		}
+	if err := d.begin(); err != nil {
+		return 0, err
 	}
-	return loss, err
+	n := rows(b)
+	if loss, err = d.model.Step(ctx, b, float64(n)/d.nominal, ready); err != nil {
+		return 0, err
+	}
+	if err := d.sums.Misuse(); err != nil || n == 0 {
+		return loss, err
+	}
+	d.rows += n
+	d.loss += loss * float64(n)
+	return loss, d.use()
 }
 
 // rows is the weight of a batch.
@@ -283,15 +303,15 @@ func rows[B any](b B) int {
 	return 1
 }
 
-// unused is an error where a parameter had no gradient in a step and must, or
-// where the model has called ready wrongly.
-func (d *DDP[B, V]) unused() error {
-	if err := d.sums.Misuse(); err != nil || d.cfg.FindUnused || d.rows == 0 {
-		return err
-	}
+// use notes which parameters had a gradient in a step with rows. It is an error
+// where one had none and must.
+func (d *DDP[B, V]) use() error {
 	var missing []string
+	done := d.sums.Done()
 	for _, i := range d.trained {
-		if !d.used[i] {
+		if done[i] {
+			d.used[i] = true
+		} else if !d.cfg.FindUnused {
 			missing = append(missing, d.params[i].Name)
 		}
 	}
@@ -311,9 +331,6 @@ func (d *DDP[B, V]) update(ctx context.Context, compute func() error) (loss floa
 		return 0, err
 	}
 	computed := time.Now()
-	if err := d.unused(); err != nil {
-		return 0, err
-	}
 	if err := d.sums.Finish(ctx); err != nil {
 		return 0, err
 	}
@@ -328,9 +345,14 @@ func (d *DDP[B, V]) update(ctx context.Context, compute func() error) (loss floa
 	d.stats.AllReduce += all
 	d.stats.Exposed += exposed
 	loss, err = d.apply(ctx, reports)
+	d.forget()
+	return loss, err
+}
+
+// forget ends an update: no step is pending.
+func (d *DDP[B, V]) forget() {
 	d.pending, d.rows, d.loss = 0, 0, 0
 	clear(d.used)
-	return loss, err
 }
 
 // apply makes the update of averaged gradients.
@@ -345,12 +367,14 @@ func (d *DDP[B, V]) apply(ctx context.Context, all []report) (loss float64, err 
 		loss += r.loss
 	}
 	loss /= max(1, float64(total))
-	err = d.nonFinite(all)
-	switch {
-	case err != nil && d.cfg.SkipNonFinite:
+	switch bad := d.nonFinite(all); {
+	case bad != nil && d.cfg.SkipNonFinite:
 		d.stats.Skipped++
-		err = zero(d.grad)
-	case err == nil && total > 0:
+		d.stats.Reason = bad
+		err = errors.Join(zero(d.grad), d.buffers.Write(d.before))
+	case bad != nil:
+		err = bad
+	case total > 0:
 		u := Update[V]{Step: d.steps, Value: d.value.Slice(0, d.grad.Len()), Grad: d.grad, Scale: d.nominal / float64(total), Parts: d.changing(all)}
 		if err = d.opt.Update(u); err != nil {
 			err = fmt.Errorf("trainer: step %d: %w", d.steps, err)
@@ -398,7 +422,7 @@ func (e *NonFiniteError) Error() string {
 	return fmt.Sprintf("trainer: %s of rank %d is not finite at step %d (its loss is %v)", what, e.Rank, e.Step, e.Loss)
 }
 
-func (d *DDP[B, V]) nonFinite(all []report) error {
+func (d *DDP[B, V]) nonFinite(all []report) *NonFiniteError {
 	for rank, r := range all {
 		if r.bad == 0 && !math.IsNaN(r.loss) && !math.IsInf(r.loss, 0) {
 			continue
@@ -427,7 +451,9 @@ func zero[V Span[V]](v V) error {
 // Stats is what DDP has done since New.
 type Stats struct {
 	Updates int // Skipped ones included
-	Skipped int // because something was not finite
+	Skipped int // because something was not finite,
+	// and why the last one was, alike on all ranks.
+	Reason *NonFiniteError
 	// AllReduce is the time in which gradients were on their way, waiting for
 	// slower ranks included; Exposed the part of it after the backward pass
 	// had ended.

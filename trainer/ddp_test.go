@@ -424,6 +424,47 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 }
 
+// Where the shapes of what two ranks restore differ, though not the values,
+// both know.
+func TestRestoredShapesDiffer(t *testing.T) {
+	errs := make([]error, 2)
+	_ = local.Spawn(t.Context(), 2, func(ctx context.Context, g *local.Group) error {
+		d, err := newDDP(ctx, g, trainer.Config{})
+		if err != nil {
+			return err
+		}
+		saved, err := d.Save()
+		if err != nil {
+			return err
+		}
+		saved[0].Shape = [][]int{{2}, {1, 2}}[g.Rank()]
+		errs[g.Rank()] = d.Restore(ctx, 0, saved)
+		return nil
+	}).Wait()
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "the ranks differ: rank 1 has restored values") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+// A state that is not as long as what is trained is an error when it is saved.
+func TestStateOfAnotherLength(t *testing.T) {
+	err := local.Spawn(t.Context(), 1, func(ctx context.Context, g *local.Group) error {
+		m := newPlane()
+		m.params[1].Role = trainer.Frozen
+		d, err := trainer.New[points](ctx, g, m, &momentum{v: make(trainer.Host, 4)}, trainer.Config{})
+		if err != nil {
+			return err
+		}
+		_, err = d.Save()
+		return err
+	}).Wait()
+	if err == nil || !strings.Contains(err.Error(), "the optimizer's state momentum has 4 values, the model trains 3") {
+		t.Error(err)
+	}
+}
+
 func TestTotals(t *testing.T) {
 	err := local.Spawn(t.Context(), 3, func(ctx context.Context, g *local.Group) error {
 		got, err := trainer.Totals(ctx, g, float64(g.Rank()), 1, 0.5)

@@ -218,31 +218,78 @@ func TestFindUnused(t *testing.T) {
 	}
 }
 
-// Accumulated steps may use different parameters.
+// A rank whose rows are all padding has no gradient, whatever its model says:
+// what the ranks with rows leave out stays as it is there, too.
+func TestPaddingUsesNothing(t *testing.T) {
+	steps := func(out ...int) []float32 {
+		return on(t, 2, trainer.Config{Seed: 7, FindUnused: true}, func(rank int, m *plane) {
+			calls := 0
+			m.around = func(ready func(int)) error {
+				if calls++; rank == 1 || calls == 1 {
+					return leaving()(ready)
+				}
+				for _, i := range out {
+					clear(m.params[i].Grad)
+				}
+				return leaving(out...)(ready)
+			}
+		}, func(ctx context.Context, d *ddp, g *local.Group) error {
+			for k := range 2 {
+				if _, err := d.Step(ctx, whole(k).cut(0, 12*(1-g.Rank()), g.Rank())); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	first, _ := run(t, 1, [][]int{{0, 12}})
+	if got := steps(1); got[2] != first[2] || got[0] == first[0] {
+		t.Errorf("left out by the rank with rows: %v, after the step before %v", got, first)
+	}
+}
+
+// Accumulated steps may use different parameters where FindUnused allows it,
+// and what one of them has used is used. Without it each step uses them all.
 func TestAccumulatedUse(t *testing.T) {
-	on(t, 2, trainer.Config{Accumulate: 2, FirstBucket: 4, Bucket: 4}, func(_ int, m *plane) {
-		calls := 0
-		m.around = func(ready func(int)) error {
-			calls++
-			return leaving(calls % 2)(ready) // first 1, then 0
+	for bad := range 2 {
+		err := local.Spawn(t.Context(), 2, func(ctx context.Context, g *local.Group) error {
+			m, calls := newPlane(), 0
+			m.around = func(ready func(int)) error {
+				if calls++; calls == bad+1 {
+					return leaving(1)(ready)
+				}
+				return leaving()(ready)
+			}
+			d, err := trainer.New[points](ctx, g, m, &momentum{}, trainer.Config{Accumulate: 2})
+			for k := 0; k < 2 && err == nil; k++ {
+				_, err = d.Step(ctx, whole(k))
+			}
+			if calls != bad+1 {
+				return fmt.Errorf("step %d: %w", calls-1, err)
+			}
+			return err
+		}).Wait()
+		if err == nil || !strings.Contains(err.Error(), "failed: trainer: step 0 gave no gradient for second.weight") {
+			t.Errorf("accumulated step %d leaves out a parameter: %v", bad, err)
 		}
-	}, func(ctx context.Context, d *ddp, _ *local.Group) error {
-		if _, err := d.Step(ctx, whole(0)); err == nil || !strings.Contains(err.Error(), "no gradient for second.weight") {
-			return fmt.Errorf("an accumulated step that leaves out a parameter: %v", err)
-		}
-		return nil
-	})
-	on(t, 2, trainer.Config{Accumulate: 2, FindUnused: true, FirstBucket: 4, Bucket: 4}, func(_ int, m *plane) {
+	}
+	first := on(t, 2, trainer.Config{Seed: 7}, nil, func(context.Context, *ddp, *local.Group) error { return nil })
+	got := on(t, 2, trainer.Config{Seed: 7, Accumulate: 2, FindUnused: true, FirstBucket: 4, Bucket: 4}, func(_ int, m *plane) {
 		calls := 0
-		m.around = func(ready func(int)) error { calls++; return leaving(calls % 2)(ready) }
+		m.around = func(ready func(int)) error { calls++; return leaving(calls % 2)(ready) } // first 1, then 0
 	}, func(ctx context.Context, d *ddp, _ *local.Group) error {
-		for k := range 4 {
+		for k := range 2 {
 			if _, err := d.Step(ctx, whole(k)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+	for i := range got {
+		if got[i] == first[i] {
+			t.Errorf("value %d is %v as before: one of the steps has used it", i, got[i])
+		}
+	}
 }
 
 // A frozen parameter keeps its value, has no gradient and takes no part in
@@ -313,6 +360,77 @@ func TestBuffers(t *testing.T) {
 	})
 	if got[0] != 1 {
 		t.Errorf("the buffer is %v, want rank 1's", got[0])
+	}
+}
+
+// counting is a model that counts its batches in a buffer, as BatchNorm does.
+func counting(_ int, m *plane) {
+	m.params[1].Role = trainer.Buffer
+	m.around = func(ready func(int)) error {
+		m.params[1].Value[0]++
+		return leaving(1)(ready)
+	}
+}
+
+// A skipped update leaves buffers as they were before it: what is not finite
+// would stay in a running mean for ever.
+func TestSkippedBuffers(t *testing.T) {
+	cfg := trainer.Config{SkipNonFinite: true}
+	start := on(t, 2, cfg, counting, func(context.Context, *ddp, *local.Group) error { return nil })
+	for _, accumulate := range []int{1, 2} {
+		cfg.Accumulate = accumulate
+		got := on(t, 2, cfg, counting, func(ctx context.Context, d *ddp, g *local.Group) error {
+			for k := range 3 * accumulate {
+				b := whole(k)
+				if k == 2*accumulate-1 {
+					b.y[0] = float32(math.Inf(g.Rank()))
+				}
+				if _, err := d.Step(ctx, b); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if n := math.Round(float64(got[2] - start[2])); n != float64(2*accumulate) {
+			t.Errorf("%d steps an update: the buffer has counted %v of 3 updates, one of which was skipped", accumulate, n)
+		}
+	}
+}
+
+// A checkpoint that is taken while steps are pending has nothing of them, nor
+// has a run that is restored then.
+func TestPendingIsNotSaved(t *testing.T) {
+	cfg := trainer.Config{Seed: 7, Accumulate: 2}
+	updates := func(ctx context.Context, d *ddp, from, to int) error {
+		for k := 2 * from; k < 2*to; k++ {
+			if _, err := d.Step(ctx, whole(k)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	want := on(t, 2, cfg, counting, func(ctx context.Context, d *ddp, _ *local.Group) error { return updates(ctx, d, 0, 2) })
+	got := on(t, 2, cfg, counting, func(ctx context.Context, d *ddp, _ *local.Group) error {
+		if err := updates(ctx, d, 0, 1); err != nil {
+			return err
+		}
+		if _, err := d.NoSync(ctx, whole(9)); err != nil {
+			return err
+		}
+		saved, err := d.Save()
+		if err != nil {
+			return err
+		}
+		if err := d.Restore(ctx, 1, saved); err != nil {
+			return err
+		}
+		if d.Pending() != 0 {
+			return fmt.Errorf("%d steps are pending after Restore", d.Pending())
+		}
+		return updates(ctx, d, 1, 2)
+	})
+	if !slices.Equal(got, want) {
+		t.Errorf("restored %v, want %v", got, want)
 	}
 }
 
@@ -493,7 +611,7 @@ func TestNonFinite(t *testing.T) {
 					return fmt.Errorf("Step: %w", err)
 				}
 				if skip {
-					if s := d.Stats(); s.Skipped != 1 || s.Updates != 1 || d.Steps() != 1 {
+					if s := d.Stats(); s.Skipped != 1 || s.Updates != 1 || d.Steps() != 1 || s.Reason.Rank != c.want.Rank || s.Reason.Param != c.want.Param {
 						return fmt.Errorf("%+v after a skipped update", s)
 					}
 					m.around = nil

@@ -11,7 +11,7 @@ import (
 // Save is everything that a checkpoint needs of the model and the optimizer:
 // the values under the parameters' names, the optimizer's state under
 // optimizer.STATE.PARAMETER. The caller owns it. Steps that are pending are
-// not in it.
+// not in it, nor what they have changed in buffers.
 func (d *DDP[B, V]) Save() ([]Tensor, error) {
 	tensors, err := d.tensors("", d.value)
 	if err != nil {
@@ -19,6 +19,9 @@ func (d *DDP[B, V]) Save() ([]Tensor, error) {
 	}
 	state := d.opt.State()
 	for _, name := range sortedKeys(state) {
+		if n := state[name].Len(); n != d.grad.Len() {
+			return nil, fmt.Errorf("trainer: the optimizer's state %s has %d values, the model trains %d", name, n, d.grad.Len())
+		}
 		more, err := d.tensors("optimizer."+name+".", state[name])
 		if err != nil {
 			return nil, err
@@ -28,17 +31,17 @@ func (d *DDP[B, V]) Save() ([]Tensor, error) {
 	return tensors, nil
 }
 
-// tensors is an arena of all values, or of those that are trained.
+// tensors is an arena of all values, or a state of those that are trained.
 func (d *DDP[B, V]) tensors(prefix string, arena V) (tensors []Tensor, err error) {
-	if n := arena.Len(); n != d.value.Len() && n != d.grad.Len() {
-		return nil, fmt.Errorf("trainer: the optimizer's state %s has %d values, the model trains %d", strings.TrimSuffix(prefix, "."), n, d.grad.Len())
-	}
-	for _, at := range d.parts {
-		if at.To > arena.Len() {
+	for i, at := range d.parts {
+		role := d.params[i].Role
+		if prefix != "" && role != Trained {
 			continue
 		}
 		t := Tensor{Name: prefix + at.Name, Shape: at.Shape, Data: make([]float32, at.To-at.From)}
-		if err := arena.Slice(at.From, at.To).Read(t.Data); err != nil {
+		if role == Buffer && d.pending > 0 {
+			copy(t.Data, d.before[at.From-(arena.Len()-len(d.before)):])
+		} else if err := arena.Slice(at.From, at.To).Read(t.Data); err != nil {
 			return nil, fmt.Errorf("trainer: reading %s: %w", t.Name, err)
 		}
 		tensors = append(tensors, t)
@@ -46,9 +49,10 @@ func (d *DDP[B, V]) tensors(prefix string, arena V) (tensors []Tensor, err error
 	return tensors, nil
 }
 
-// Restore goes on from what Save gave after that many steps. Every rank calls
-// it; it fails on all of them where the ranks restore different things, and
-// names every tensor that is missing, not known or of another shape.
+// Restore goes on from what Save gave after that many steps, and forgets steps
+// that are pending. Every rank calls it; it fails on all of them where the
+// ranks restore different things, and names every tensor that is missing, not
+// known or of another shape.
 func (d *DDP[B, V]) Restore(ctx context.Context, steps int, tensors []Tensor) error {
 	arenas, err := d.arenas(tensors)
 	if all := compare(ctx, d.group, []string{fmt.Sprintf("restored step %d", steps), fmt.Sprintf("restored values %08x", checksum(tensors))}); all != nil {
@@ -64,6 +68,10 @@ func (d *DDP[B, V]) Restore(ctx context.Context, steps int, tensors []Tensor) er
 	if err := d.opt.Restore(arenas); err != nil {
 		return fmt.Errorf("trainer: restoring the optimizer: %w", err)
 	}
+	if err := zero(d.grad); err != nil {
+		return fmt.Errorf("trainer: restoring: the gradients of pending steps: %w", err)
+	}
+	d.forget()
 	d.steps = steps
 	return nil
 }

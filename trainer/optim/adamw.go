@@ -22,7 +22,8 @@ import (
 //
 // t is the update's Step + 1, for all parameters. PyTorch counts for each
 // parameter the updates that it had a gradient in, so the two differ where one
-// goes without: here the correction of its averages has gone on.
+// goes without, or an update was skipped: here the correction of the averages
+// has gone on.
 type AdamW struct {
 	LR          Schedule                // nil: Constant(0.001), as PyTorch
 	Betas       [2]float64              // both 0: 0.9 and 0.999

@@ -36,7 +36,7 @@ type Reduction[V Span[V]] struct {
 	done    []bool // by parameter, in the running pass
 	started int    // buckets
 	bad     int    // the first parameter found whose gradient is not finite, plus 1
-	misuse  error  // of Ready and Note
+	misuse  error  // of Ready and Note, or why an all-reduce did not start
 	flights sync.WaitGroup
 }
 
@@ -137,7 +137,8 @@ func (r *Reduction[V]) mark(param int) bool {
 	return r.misuse == nil
 }
 
-// Misuse is what was wrong with a call of Ready or Note.
+// Misuse is what was wrong with a call of Ready or Note, or why an all-reduce
+// did not start.
 func (r *Reduction[V]) Misuse() error { return r.misuse }
 
 // Done is which parameters were ready in the last pass.

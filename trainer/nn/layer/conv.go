@@ -223,8 +223,12 @@ type MaxPool2D struct {
 	at       []int // scratch: where in x.Data the values of a line of y were
 }
 
-// Forward is the highest values. A NaN is higher than all.
+// Forward is the highest values. A NaN is higher than all. It fails where not
+// one square fits into a plane.
 func (l *MaxPool2D) Forward(_ *Pass, x Matrix) (Matrix, error) {
+	if l.Size < 1 || l.Size > min(l.Height, l.Width) {
+		return Matrix{}, fmt.Errorf("layer: MaxPool2D takes squares of %d×%d out of planes of %d×%d: Size must be 1 or more, and fit", l.Size, l.Size, l.Height, l.Width)
+	}
 	plane := l.Height * l.Width
 	if x.Rows > 0 && x.Cols%plane != 0 {
 		return Matrix{}, fmt.Errorf("layer: MaxPool2D takes planes of %d×%d values, got rows of %d", l.Height, l.Width, x.Cols)

@@ -131,6 +131,12 @@ func TestMaxPool2DIsTheTwin(t *testing.T) {
 		l := &MaxPool2D{Height: 1 + r.IntN(9), Width: 1 + r.IntN(9), Size: 1 + r.IntN(3)}
 		planes := 1 + r.IntN(5)
 		x := random(r, 2, planes*l.Height*l.Width)
+		if min(l.Height, l.Width) < l.Size {
+			if _, err := l.Forward(&Pass{}, x); err == nil || !strings.Contains(err.Error(), "layer: MaxPool2D takes squares of") {
+				t.Errorf("%+v: %v", l, err)
+			}
+			continue
+		}
 		for i := range x.Data {
 			x.Data[i] = float32(math.Round(3 * float64(x.Data[i]))) // equals, too
 		}
@@ -224,6 +230,8 @@ func TestBadRows(t *testing.T) {
 	for want, l := range map[string]Layer{
 		"layer l takes rows of 48 values, got rows of 49":                &Conv2D{Name: "l", In: 3, Out: 5, Height: 4, Width: 4, Kernel: 3},
 		"layer: MaxPool2D takes planes of 4×4 values, got rows of 49":    &MaxPool2D{Height: 4, Width: 4, Size: 2},
+		"layer: MaxPool2D takes squares of 3×3 out of planes of 49×1":    &MaxPool2D{Height: 49, Width: 1, Size: 3},
+		"layer: MaxPool2D takes squares of 0×0 out of planes of 7×7":     &MaxPool2D{Height: 7, Width: 7},
 		"layer l takes rows of 3 channels of equal size, got rows of 49": &BatchNorm{Name: "l", Channels: 3},
 		"layer: Dropout of the share 1.5: it must be 0 to 1":             &Dropout{P: 1.5},
 		"layer: Dropout of the share -0.1":                               &Dropout{P: -0.1},

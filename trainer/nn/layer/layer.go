@@ -3,7 +3,8 @@
 // A layer works on a whole batch, one example a row. All products of matrices
 // go through one of a few libraries, see nn.SetBLAS; all computing is on the
 // thread that asks for it, so that equal inputs give equal bits. Layers keep
-// their scratch memory, and after the largest batch nothing is allocated.
+// their scratch memory: after the largest batch nothing is allocated but what
+// ranks exchange, and what a call of OpenBLAS takes.
 //
 // Formulas, parameters and their names are PyTorch's, so that a checkpoint of
 // one loads in the other.

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// Multiplier is the three products of a linear layer. Matrices are row-major,
+// Multiplier is the three products that layers need. Matrices are row-major,
 // without gaps, and do not overlap; no dimension is 0. A Multiplier has scratch
 // memory of its own and serves one goroutine; it computes on the thread that
 // calls it, and equal inputs give equal bits.

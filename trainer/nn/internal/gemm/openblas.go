@@ -53,9 +53,9 @@ var openBLAS = sync.OnceValues(func() (*Engine, error) {
 })
 
 // openGemm multiplies by the Fortran interface: all its arguments are
-// pointers, and such a call allocates nothing. Its matrices are
-// column-major, so that it sees each matrix of ours transposed, and
-// computes cᵀ = bᵀ·aᵀ.
+// pointers, and such a call allocates nothing but their list. Its matrices are
+// column-major, so that it sees each matrix of ours transposed, and computes
+// cᵀ = bᵀ·aᵀ.
 type openGemm struct {
 	m, n, k, lda, ldb, ldc int32
 	alpha, beta            float32
