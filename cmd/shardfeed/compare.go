@@ -111,7 +111,7 @@ type accuracyAt struct {
 // run trains all entries, prints each as it ends, and draws them all. It stops
 // at the first that fails, and draws nothing then.
 func (c *comparison) run(ctx context.Context, stdout io.Writer) error {
-	if err := os.MkdirAll(c.out, 0o777); err != nil {
+	if err := writable(c.out); err != nil { // found out before the training, not behind it
 		return fmt.Errorf("--out: %w", err)
 	}
 	width := len("entry")
@@ -238,6 +238,18 @@ func (c *comparison) write(trials []*trial) error {
 		}
 	}
 	return nil
+}
+
+// writable makes a directory where there is none, and a file in it for a moment.
+func writable(dir string) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".compare-*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
 // replace gives a file new content, whole or not at all.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -107,6 +108,17 @@ func TestCompareKilled(t *testing.T) {
 		if left, _ := os.ReadDir(out); len(left) > 0 {
 			t.Errorf("%v: %v is left", signal, left)
 		}
+	}
+}
+
+// A directory that takes no files is found out before anything is trained.
+func TestCompareChecksItsDirectory(t *testing.T) {
+	c := comparison{entries: []entry{{1, false}}, out: "/proc", train: func(context.Context, entry, io.Writer) error {
+		t.Error("it trains")
+		return nil
+	}}
+	if err := c.run(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "--out: ") || !strings.Contains(err.Error(), "/proc") {
+		t.Errorf("%v", err)
 	}
 }
 

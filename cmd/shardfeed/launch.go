@@ -79,6 +79,24 @@ func (o *launchOptions) flags(f *pflag.FlagSet) {
 // used says whether an option asks for what only a launcher does.
 func (o *launchOptions) used() bool { return o.maxRestarts > 0 || o.logDir != "" || o.prefix }
 
+// launchFlags are the flags of launchOptions, to look up their names.
+func launchFlags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	new(launchOptions).flags(f)
+	return f
+}
+
+// givenLaunchFlag is the first option of launchOptions that f was given; "" is
+// none.
+func givenLaunchFlag(f *pflag.FlagSet) (name string) {
+	launchFlags().VisitAll(func(flag *pflag.Flag) {
+		if name == "" && f.Changed(flag.Name) {
+			name = flag.Name
+		}
+	})
+	return name
+}
+
 // ranks is the number of ranks to start.
 func (o *launchOptions) ranks() int { return int(o.nproc) }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"math"
+	"os"
 	"time"
 
 	"github.com/shardfeed/shardfeed/batch"
@@ -14,6 +16,7 @@ import (
 	"github.com/shardfeed/shardfeed/trainer"
 	"github.com/shardfeed/shardfeed/trainer/local"
 	"github.com/shardfeed/shardfeed/trainer/nn"
+	"github.com/shardfeed/shardfeed/trainer/ranklog"
 	"github.com/shardfeed/shardfeed/trainer/rendezvous"
 )
 
@@ -75,7 +78,13 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 
 	// Plan: which samples go together. An epoch's last step may be short.
 	plan := batch.Sampler{Order: order.Epoch, Padded: order.Padded(), Size: sampler.PerRank(o.globalBatch, world.Size, world.Rank)}
-	r := &replica{o: o, group: group, test: test, order: order, perEpoch: stepsPerEpoch(order), at: begin.at}
+	r := &replica{
+		o: o, group: group, test: test, order: order, perEpoch: stepsPerEpoch(order), at: begin.at,
+		log: slog.New(ranklog.New(slog.NewTextHandler(os.Stderr, nil), world.Rank, world.Size)),
+	}
+	if begin.tensors != nil {
+		r.log.Info("resumed", "checkpoint", o.checkpoint, "update", begin.updates, "epoch", begin.at.Epoch, "step", begin.at.Step)
+	}
 
 	// Feed and device: batches are fetched ahead, across the boundary between
 	// epochs, and copied to the device while earlier ones are used.
@@ -92,11 +101,11 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 	}
 	r.last = begin.updates + updates(r.at, r.perEpoch, o.epochs, o.accumulate)
 	r.model = &nn.Classifier[*pinned.Batch]{Net: net, Examples: examples(), Run: dev.Run}
-	r.ddp, err = trainer.New(ctx, group, r.model, o.newOptimizer(r.last), o.ddp(order))
+	r.ddp, err = trainer.New(ctx, group, r.model, o.newOptimizer(r.last), o.ddp(order, begin))
 	if err != nil {
 		return err
 	}
-	if begin.updates > 0 || begin.tensors != nil {
+	if begin.restores() {
 		if err := r.ddp.Restore(ctx, begin.updates, begin.tensors); err != nil {
 			return fmt.Errorf("checkpoint %s: %w", o.checkpoint, err)
 		}
@@ -138,6 +147,7 @@ type replica struct {
 	ddp      *trainer.DDP[*pinned.Batch, trainer.Host]
 	report   *reporter
 	samples  *samplesLog
+	log      *slog.Logger // of which rank 0 speaks alone
 
 	at         sampler.Cursor // behind the steps that have been made
 	last, stop int            // updates at the end of the run, and at the end of this process
@@ -180,7 +190,7 @@ func (r *replica) loop(ctx context.Context, feeder *pinned.Feeder) error {
 
 // step trains on one global step.
 func (r *replica) step(ctx context.Context, s globalStep) (err error) {
-	before, loss := r.ddp.Steps(), 0.0
+	before, skipped, loss := r.ddp.Steps(), r.ddp.Stats().Skipped, 0.0
 	if s.batch != nil {
 		loss, err = r.ddp.Step(ctx, s.batch)
 	} else {
@@ -210,6 +220,9 @@ func (r *replica) step(ctx context.Context, s globalStep) (err error) {
 	}
 	if r.firstStep.IsZero() {
 		r.firstStep = time.Now()
+	}
+	if stats := r.ddp.Stats(); stats.Skipped > skipped {
+		r.log.Info("update skipped", "reason", stats.Reason)
 	}
 	r.losses.add(loss)
 	return r.report.step(s.epoch, s.index, loss)
@@ -300,7 +313,7 @@ type summary struct {
 	Loss      number    `json:"test_loss"`
 	Samples   int       `json:"test_samples"`
 	PerClass  []float64 `json:"per_class_accuracy"` // of the test set, by label
-	TrainLoss number    `json:"loss"`               // mean over the updates of the last epoch that this process trained in
+	TrainLoss number    `json:"loss"`               // mean over the updates of the last epoch that this process trained in; null where it made none
 	World     int       `json:"world"`
 	Epochs    int       `json:"epochs"`             // complete, those before a resume included
 	Steps     int       `json:"steps"`              // updates, likewise
@@ -362,7 +375,7 @@ func updates(at sampler.Cursor, perEpoch, epochs, accumulate int) int {
 	return ofEpoch(perEpoch-at.Step) + (epochs-at.Epoch-1)*ofEpoch(perEpoch)
 }
 
-// mean is a running mean of what is finite.
+// mean is a running mean of what is finite; NaN of nothing.
 type mean struct {
 	sum float64
 	n   int
@@ -374,7 +387,7 @@ func (m *mean) add(x float64) {
 	}
 }
 
-func (m *mean) mean() float64 { return m.sum / float64(max(1, m.n)) }
+func (m *mean) mean() float64 { return m.sum / float64(m.n) }
 
 // closing closes what a function has opened, and reports a failure where
 // nothing else has failed.

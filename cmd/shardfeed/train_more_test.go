@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/shardfeed/shardfeed/batch"
+	"github.com/shardfeed/shardfeed/trainer/optim"
 )
 
 // Resumed from any step of a run, on 1, 2, 3 and 4 ranks, it goes on with the
@@ -240,6 +242,7 @@ func TestTrainRefusesMore(t *testing.T) {
 		{small(data, "--timeout", "-1s"), 2, []string{"--timeout is -1s"}},
 		{small(data, "--timeout", "5"), 2, []string{"--timeout"}},
 		{small(data, "--nesterov", "--momentum", "0"), 2, []string{"--nesterov", "--momentum"}},
+		{small(data, "--nesterov", "--optimizer", "adamw"), 2, []string{"--nesterov", "sgd"}},
 		{small(data, "--syncbn"), 2, []string{"--syncbn", "--model cnn"}},
 		{small(data, "--freeze", "fc9"), 2, []string{"--freeze fc9", "fc1.weight"}},
 		{small(data, "--freeze", "fc"), 1, []string{"no parameter of the model is trained"}},
@@ -249,6 +252,10 @@ func TestTrainRefusesMore(t *testing.T) {
 		{small(data, "--compare", "2+syncbn", "--out", temp), 2, []string{"2+syncbn", "--model cnn"}},
 		{small(data, "--compare", "1,99", "--out", temp), 2, []string{"99", "--global-batch"}},
 		{small(data, "--compare", "1", "--out", temp, "--checkpoint", temp), 2, []string{"--compare", "--checkpoint"}},
+		{small(data, "--compare", "1", "--out", temp, "--nproc", "2"), 2, []string{"--nproc", "--compare"}},
+		{small(data, "--compare", "1", "--out", temp, "--log-dir", temp), 2, []string{"--log-dir", "--compare"}},
+		{small(data, "--compare", "1", "--out", temp, "--model", "cnn", "--syncbn"), 2, []string{"--syncbn", "--compare", "2+syncbn"}},
+		{small(data, "--init-method", "tcp://127.0.0.1:1?rank=0&world_size=1", "--max-restarts", "2"), 2, []string{"--max-restarts", "--init-method"}},
 		{small(data, "--model", "cnn"), 1, []string{data, "8×8", "16×16"}},
 		{small(flat, "--model", "cnn"), 1, []string{flat, "[64]", "--model mlp"}},
 		{small(data, "--init-method", "http://x"), 1, []string{"http://x", "tcp://", "file://"}},
@@ -285,9 +292,72 @@ func writeFlat(t *testing.T, dir string) {
 // A NaN in a batch is skipped where that is asked for, and counted.
 func TestTrainSkipsNonFinite(t *testing.T) {
 	data := smallData(t)
-	r := train(t, data, "--lr", "1e30", "--non-finite", "skip", "--steps", "4")
-	if r.summary.Skipped < 2 || r.summary.Steps != 4 {
+	stdout, stderr, status := shardfeed(t, nil, small(data, "--lr", "1e30", "--non-finite", "skip", "--steps", "4")...)
+	if status != 0 {
+		t.Fatal(stderr)
+	}
+	if r := parse(t, stdout); r.summary.Skipped < 2 || r.summary.Steps != 4 {
 		t.Errorf("%d of %d updates are skipped", r.summary.Skipped, r.summary.Steps)
+	}
+	// Rank 0 says so, for all.
+	if !strings.Contains(stderr, "update skipped") || !strings.Contains(stderr, "is not finite at step 1") || strings.Contains(stderr, "rank=1") {
+		t.Errorf("on standard error:\n%s", stderr)
+	}
+}
+
+// Ranks that something else has started find each other, and what they differ
+// in is named before the first step.
+func TestTrainRanksByHand(t *testing.T) {
+	data, logs, used := smallData(t), t.TempDir(), t.TempDir()
+	train(t, data, "--checkpoint", used, "--steps", "3")
+	for _, c := range []struct {
+		second []string // options of rank 1 alone
+		says   string   // "": the ranks train
+	}{
+		{nil, ""},
+		{[]string{"--steps", "4"}, "rank 1 has --steps 4, rank 0 has --steps 5"},
+		{[]string{"--samples-log", logs}, "rank 1 has --samples-log: true, rank 0 has --samples-log: false"},
+		{[]string{"--checkpoint", used, "--resume"}, "rank 1 has a run resumed after update 3, rank 0 has a run from the beginning"},
+	} {
+		method := "file://" + filepath.ToSlash(filepath.Join(t.TempDir(), "meet")) + "?world_size=2&rank="
+		first := small(data, "--steps", "5", "--init-method", method+"0")
+		second := append(small(data, "--steps", "5", "--init-method", method+"1"), c.second...)
+		var says [2]string
+		var status [2]int
+		var ranks sync.WaitGroup
+		for rank, args := range [][]string{first, second} {
+			ranks.Go(func() { _, says[rank], status[rank] = shardfeed(t, nil, args...) })
+		}
+		ranks.Wait()
+		for rank := range 2 {
+			if c.says == "" && status[rank] != 0 || c.says != "" && (status[rank] != 1 || !strings.Contains(says[rank], c.says)) {
+				t.Errorf("%v: rank %d ends with status %d, want %q: %s", c.second, rank, status[rank], c.says, says[rank])
+			}
+		}
+	}
+}
+
+// In a run that is shorter than its warm-up the learning rate rises towards
+// --lr, by any schedule.
+func TestWarmupOfAShortRun(t *testing.T) {
+	for _, schedule := range schedules {
+		o := trainOptions{optimizer: "sgd", lr: 0.5, schedule: schedule, warmup: 10}
+		for _, updates := range []int{4, 10} {
+			sgd := o.newOptimizer(updates).(*optim.SGD)
+			if got := sgd.LR(2); math.Abs(got-0.1) > 1e-12 {
+				t.Errorf("%s, %d updates: the rate after 2 of 10 is %v, want 0.1", schedule, updates, got)
+			}
+		}
+	}
+}
+
+// A process that trains nothing, as the run is complete, has no training loss.
+func TestTrainWithoutSteps(t *testing.T) {
+	data, dir := smallData(t), t.TempDir()
+	train(t, data, "--checkpoint", dir, "--steps", "2")
+	stdout, stderr, status := shardfeed(t, nil, small(data, "--checkpoint", dir, "--resume", "--steps", "2")...)
+	if status != 0 || !strings.Contains(stdout, `"loss":null`) || strings.Count(stdout, "\n") != 1 {
+		t.Errorf("exit status %d: %s%s", status, stdout, stderr)
 	}
 }
 

@@ -224,8 +224,8 @@ func (o *trainOptions) validate() error {
 	if o.timeout < 0 {
 		errs = append(errs, fmt.Errorf("--timeout is %v: give a duration such as 30s, or 0", o.timeout))
 	}
-	if o.nesterov && o.momentum == 0 {
-		errs = append(errs, errors.New("--nesterov needs a --momentum above 0"))
+	if o.nesterov && (o.momentum == 0 || o.optimizer != "sgd") {
+		errs = append(errs, errors.New("--nesterov needs --optimizer sgd and a --momentum above 0"))
 	}
 	if o.syncBN && o.model != "cnn" {
 		errs = append(errs, fmt.Errorf("--syncbn needs --model cnn: the %s has no batch norm", o.model))
@@ -243,6 +243,9 @@ func (o *trainOptions) validate() error {
 		if o.checkpoint != "" || o.samplesLog != "" {
 			errs = append(errs, errors.New("--compare trains several models: it goes without --checkpoint and --samples-log"))
 		}
+		if o.syncBN {
+			errs = append(errs, errors.New("--syncbn does not go with --compare: write +syncbn behind the entries that are to have it, as in 1,2,2+syncbn"))
+		}
 		if o.isRank() {
 			errs = append(errs, errors.New("--compare starts its ranks itself: it goes without RANK in the environment and without --init-method"))
 		}
@@ -259,14 +262,17 @@ func (o *trainOptions) validate() error {
 // run is the command: one rank where a launcher has said so, else the
 // launcher of --nproc ranks, or of those of each entry of --compare.
 func (o *trainOptions) run(ctx context.Context, f *pflag.FlagSet) error {
-	if os.Getenv("RANK") != "" && f.Changed("nproc") {
-		return usageError{errors.New("--nproc is for the command that starts the ranks: RANK is set, so this process is one of them")}
-	}
+	starting := givenLaunchFlag(f) // on the command line: variables and files may be for other commands, too
 	if err := overlay(f, os.Getenv, o.config); err != nil {
 		return err
 	}
-	if err := o.validate(); err != nil {
+	switch err := o.validate(); {
+	case err != nil:
 		return usageError{err}
+	case starting != "" && o.isRank():
+		return usagef("--%s is for the command that starts the ranks: RANK or --init-method is set, so this process is one of them", starting)
+	case starting != "" && o.compare != "":
+		return usagef("--%s does not go with --compare, which starts its ranks itself", starting)
 	}
 	if err := nn.SetBLAS(os.Getenv("SHARDFEED_BLAS")); err != nil {
 		return fmt.Errorf("SHARDFEED_BLAS: %w", err)
@@ -303,8 +309,7 @@ func (o *trainOptions) isRank() bool { return os.Getenv("RANK") != "" || o.initM
 
 // args are the options of each rank: all but those that start it.
 func (o *trainOptions) args() (args []string) {
-	starting := pflag.NewFlagSet("", pflag.ContinueOnError)
-	new(launchOptions).flags(starting)
+	starting := launchFlags()
 	for _, name := range slices.Sorted(maps.Keys(o.values)) {
 		if name != "config" && starting.Lookup(name) == nil {
 			args = append(args, "--"+name+"="+o.values[name])
@@ -329,7 +334,7 @@ func (o *trainOptions) comparison(ctx context.Context) error {
 	}
 	for _, e := range c.entries {
 		each := *o
-		each.syncBN = e.syncBN
+		each.compare, each.out, each.syncBN = "", "", e.syncBN
 		if err := each.validate(); err != nil {
 			return usageError{fmt.Errorf("--compare, entry %v: %w", e, err)}
 		}

@@ -80,8 +80,19 @@ func (r *reporter) summary(s summary) error {
 	case r.quiet:
 		return nil
 	case r.json == nil:
-		_, err := fmt.Printf("%d steps (%d epochs) on %d ranks in %.1f s: test accuracy %.2f %% of %d samples; %.0f samples/s, %.1f %% of the time waiting for data; matrix products by %s\n",
-			s.Steps, s.Epochs, s.World, s.Seconds, 100*s.Accuracy, s.Samples, s.Rate, 100*s.Wait, s.BLAS)
+		worst := 0
+		for class, accuracy := range s.PerClass {
+			if accuracy < s.PerClass[worst] {
+				worst = class
+			}
+		}
+		ranks, hidden := "1 rank", ""
+		if s.World > 1 {
+			ranks, hidden = fmt.Sprintf("%d ranks", s.World), fmt.Sprintf(", %.0f %% of the all-reduces hidden by the backward pass", 100*s.Overlap)
+		}
+		_, err := fmt.Printf("%d steps (%d epochs) on %s in %.1f s: test accuracy %.2f %% of %d samples, loss %.4f; of class %d, the worst, %.2f %%\n"+
+			"%.0f samples/s, %.1f %% of the time waiting for data%s; matrix products by %s\n",
+			s.Steps, s.Epochs, ranks, s.Seconds, 100*s.Accuracy, s.Samples, s.Loss, worst, 100*s.PerClass[worst], s.Rate, 100*s.Wait, hidden, s.BLAS)
 		return err
 	}
 	return r.json.Encode(s)
@@ -117,10 +128,7 @@ func cutSamplesLogs(dir string, at sampler.Cursor) error {
 		if len(kept) == len(text) {
 			continue
 		}
-		if err := os.WriteFile(name+".new", kept, 0o666); err != nil {
-			return fmt.Errorf("--samples-log: %w", err)
-		}
-		if err := os.Rename(name+".new", name); err != nil {
+		if err := replace(name, kept); err != nil {
 			return fmt.Errorf("--samples-log: %w", err)
 		}
 	}

@@ -89,14 +89,14 @@ func (o *trainOptions) freezeParams(net []nn.Layer) error {
 // newOptimizer is the optimizer of a run of so many updates.
 func (o *trainOptions) newOptimizer(updates int) trainer.Optimizer[trainer.Host] {
 	rate := optim.Constant(o.lr)
-	after := updates - o.warmup // the warm-up
+	after := max(1, updates-o.warmup) // the warm-up, which a short run never leaves
 	switch o.schedule {
 	case "linear":
 		rate = optim.Linear(o.lr, after)
 	case "cosine":
 		rate = optim.Cosine(o.lr, after, 0)
 	case "step":
-		rate = optim.Step(o.lr, max(1, (after+2)/3), 0.1)
+		rate = optim.Step(o.lr, (after+2)/3, 0.1)
 	}
 	if o.warmup > 0 {
 		rate = optim.Warmup(o.warmup, 0, rate)
@@ -109,14 +109,18 @@ func (o *trainOptions) newOptimizer(updates int) trainer.Optimizer[trainer.Host]
 }
 
 // ddp is how the ranks train together, and what must be the same on all.
-func (o *trainOptions) ddp(order sampler.Distributed) trainer.Config {
+func (o *trainOptions) ddp(order sampler.Distributed, begin beginning) trainer.Config {
 	cfg := trainer.Config{
 		Seed: o.seed, FirstBucket: int(o.firstBucket * (1 << 20)), Bucket: int(o.bucket * (1 << 20)),
 		Accumulate: o.accumulate, GlobalBatch: o.globalBatch * o.accumulate, SkipNonFinite: o.nonFinite == "skip",
-		Agree: []string{fmt.Sprintf("order %v with fingerprint %016x", order.Order, order.Fingerprint(0))},
+		Agree: []string{
+			fmt.Sprintf("order %v with fingerprint %016x", order.Order, order.Fingerprint(0)),
+			begin.String(),
+			fmt.Sprintf("--samples-log: %t", o.samplesLog != ""), // the directory may be each rank's own
+		},
 	}
 	for _, name := range []string{
-		"epochs", "global-batch", "tail", "dropout", "syncbn", "optimizer", "lr", "schedule", "warmup",
+		"epochs", "steps", "global-batch", "tail", "dropout", "syncbn", "optimizer", "lr", "schedule", "warmup",
 		"momentum", "nesterov", "weight-decay", "clip-norm", "clip-value",
 	} {
 		cfg.Agree = append(cfg.Agree, "--"+name+" "+o.values[name])

@@ -24,9 +24,19 @@ type state struct {
 // beginning is where a run begins or goes on.
 type beginning struct {
 	at      sampler.Cursor
-	saved   sampler.Cursor   // the same place, in steps of the batch that the checkpoint was written with
-	updates int              // made before
-	tensors []trainer.Tensor // nil: none are restored
+	saved   sampler.Cursor // the same place, in steps of the batch that the checkpoint was written with
+	updates int            // made before
+	tensors []trainer.Tensor
+}
+
+// restores says whether the run goes on from a checkpoint.
+func (b beginning) restores() bool { return b.updates > 0 || b.tensors != nil }
+
+func (b beginning) String() string {
+	if b.restores() {
+		return fmt.Sprintf("a run resumed after update %d", b.updates)
+	}
+	return "a run from the beginning"
 }
 
 // begin reads the checkpoint to go on from.

@@ -18,9 +18,9 @@ import (
 
 // Save writes a checkpoint into dir, which it makes where needed, and lets the
 // files latest and best name the right ones. A checkpoint of the same step is
-// replaced. Then all but the keep checkpoints of the highest steps are
-// removed; the one saved and the best one stay in any case, and with keep 0
-// all do.
+// replaced. Then all but keep checkpoints are removed: the one saved and the
+// others of the highest steps stay. The best one stays in any case, and with
+// keep 0 all do.
 //
 // One process at a time may save into dir: what another one was writing when
 // it was killed is removed. When Save fails nothing half-written is left, and

@@ -101,7 +101,7 @@ type Error struct {
 // Failure is the end of a rank.
 type Failure struct {
 	Rank, PID int
-	Exit      int    // the exit status; -1 where a signal has ended the rank; 0 where it left too early and the others failed
+	Exit      int    // the exit status; -1 where a signal has ended the rank; 0 where it left too early for the others
 	Signal    string // the signal that has ended it, such as "killed"; else ""
 	Told      bool   // the launcher had told it to end
 
@@ -166,7 +166,8 @@ func (e *Error) Unwrap() error { return e.Cause }
 // verdict is the result of a run whose ranks have ended in this order.
 func verdict(ends []Failure, reported int, cause error) error {
 	failures := slices.DeleteFunc(slices.Clone(ends), func(f Failure) bool { return f.Exit == 0 && f.Late == 0 })
-	if cause == nil && len(failures) == 0 {
+	told := slices.ContainsFunc(ends, func(f Failure) bool { return f.Told }) // because of one that left too early, if none has failed
+	if cause == nil && len(failures) == 0 && !told {
 		return nil
 	}
 	first := func(f Failure) bool { return f.Rank == reported }

@@ -89,6 +89,20 @@ var roles = map[string]func(){
 		}
 		joined()
 	},
+	// absent politely is absent where the others end well when they are told to.
+	"absent politely": func() {
+		if rank == "1" {
+			return
+		}
+		told := make(chan os.Signal, 1)
+		signal.Notify(told, syscall.SIGTERM)
+		go joined()
+		<-told
+	},
+	// babble writes what is no report, and more than a pipe holds.
+	"babble": func() {
+		syscall.Write(reportFD(), []byte(strings.Repeat("z", 300_000)))
+	},
 	// well is a run that ends well.
 	"well": func() {
 		if err := joined().Close(); err != nil {
@@ -121,8 +135,17 @@ var roles = map[string]func(){
 	"write":             write,
 	"flood":             flood,
 	"deaf":              deaf,
+	"long":              long,
 	"linger":            linger,
 	"piped launcher":    pipedLauncher,
+}
+
+func reportFD() int {
+	fd, err := strconv.Atoi(os.Getenv("SHARDFEED_REPORT_FD"))
+	if err != nil {
+		panic(err)
+	}
+	return fd
 }
 
 func hold() {
@@ -452,6 +475,23 @@ func TestAbsent(t *testing.T) {
 				t.Errorf("rank %s with status %d: it took %v", absent, status, took)
 			}
 		}
+	}
+}
+
+// So it does where the others end well because they are told to.
+func TestAbsentPolitely(t *testing.T) {
+	err := Run(t.Context(), config("absent politely", 3))
+	if want := "launch: rank 1 (pid N): exit status 0, but before the others were done"; withoutPIDs(err) != want {
+		t.Errorf("\n got %v\nwant %s", err, want)
+	}
+}
+
+// A rank that writes something else where reports are expected blocks nobody.
+func TestBabble(t *testing.T) {
+	s := start(t, config("babble", 2))
+	s.end()
+	if err := <-s.result; err != nil {
+		t.Error(err)
 	}
 }
 

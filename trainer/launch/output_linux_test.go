@@ -327,6 +327,50 @@ func TestReaderSlow(t *testing.T) {
 	}
 }
 
+// long says on standard error which process it is, and writes a line that the
+// launcher takes, but no pipe behind it.
+func long() {
+	fmt.Fprintln(os.Stderr, os.Getpid())
+	os.Stdout.WriteString(strings.Repeat("z", 100_000) + "\n")
+}
+
+// So can a run be whose ranks have ended, and the output that is lost then is
+// an error.
+func TestReaderAsleep(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("enough")
+	_, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	read, errs, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	defer errs.Close()
+	cfg := config("long", 1)
+	cfg.LogDir, cfg.Stdout, cfg.Stderr = t.TempDir(), out, errs
+	ctx, cancel := context.WithCancelCause(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- Run(ctx, cfg) }()
+	var pid int
+	if _, err := fmt.Fscan(read, &pid); err != nil || !gone(pid) {
+		t.Fatalf("rank 0, pid %d, is left: %v", pid, err)
+	}
+	<-time.After(100 * time.Millisecond) // for Run to notice
+	cancel(cause)
+	select {
+	case err := <-result:
+		if !errors.Is(err, cause) {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("Run waits for its reader")
+	}
+}
+
 // What Python prints into a pipe is not kept in the process.
 func TestUnbuffered(t *testing.T) {
 	for _, c := range []struct {

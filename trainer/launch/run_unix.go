@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -43,9 +44,9 @@ const (
 // When a rank fails, the others have a second to end by themselves with a
 // message of their own; then their process groups get SIGTERM, and SIGKILL
 // after Grace. They get SIGTERM at once where they wait for a rank to join that
-// has ended, with whatever status. When ctx ends they get at once the signal that has ended it, by
-// signal.NotifyContext, or SIGTERM; they are not started again then. Run does
-// not handle signals itself.
+// has ended, with whatever status. When ctx ends they get at once the signal
+// that has ended it, by signal.NotifyContext, or SIGTERM; they are not started
+// again then. Run does not handle signals itself.
 //
 // The error is an *[Error] where ranks have failed or ctx has ended. It is
 // another one where not all ranks could be started; then the others are
@@ -142,19 +143,18 @@ func (r *run) run(ctx context.Context) error {
 		ends, cause = r.wait(going)
 	} else {
 		r.signal(syscall.SIGKILL)
+		fail(err)
 	}
 	r.awaiting.Wait()
 	report.Close()
 	sweep(tokenVariable + "=" + token)
 	reports.SetReadDeadline(time.Now().Add(goneTime)) // a process that got away may hold the pipe
-	if r.output != nil {
-		r.output.End(err != nil || cause != nil)
-	}
+	passed := r.output == nil || r.output.End(going.Done())
 	r.hearing.Wait()
 	if err == nil {
 		err = verdict(ends, r.reported, cause)
 	}
-	if err == nil && ctx.Err() == nil && going.Err() != nil { // only then, the ranks had ended well
+	if err == nil && going.Err() != nil && (ctx.Err() == nil || !passed) { // the ranks had ended well, but their output is not complete
 		err = &Error{Cause: context.Cause(going)}
 	}
 	return err
@@ -376,6 +376,7 @@ func (r *run) hear(reports *os.File) {
 		r.look()
 		r.mu.Unlock()
 	}
+	io.Copy(io.Discard, reports) // after a line that is none of ours: who writes must not be blocked
 }
 
 // blame takes note of the first rank that has failed, unless the ranks have

@@ -111,10 +111,11 @@ func (r *Relay) log(rank int, stream string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, stream+".log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 }
 
-// End returns when all is passed on that the ranks have written. They have
-// ended: others that hold their pipes are waited for a second. Where hasty, a
-// reader of our own output that does not read is waited for 2 seconds at most.
-func (r *Relay) End(hasty bool) {
+// End returns when all is passed on that the ranks have written, and says
+// whether it is. They have ended: others that hold their pipes are waited for a
+// second. Once hurry is closed, a reader of our own output that does not read is
+// waited for 2 seconds at most.
+func (r *Relay) End(hurry <-chan struct{}) (all bool) {
 	for _, pipe := range r.pipes {
 		pipe.SetReadDeadline(time.Now().Add(holdTime))
 	}
@@ -124,13 +125,16 @@ func (r *Relay) End(hasty bool) {
 		r.close()
 		close(ended)
 	}()
-	var enough <-chan time.Time
-	if hasty {
-		enough = time.After(2 * holdTime)
+	select {
+	case <-ended:
+		return true
+	case <-hurry:
 	}
 	select {
 	case <-ended:
-	case <-enough:
+		return true
+	case <-time.After(2 * holdTime):
+		return false
 	}
 }
 

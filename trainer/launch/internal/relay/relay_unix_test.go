@@ -46,7 +46,7 @@ func TestSlowReader(t *testing.T) {
 	ends[0].Close()
 	ends[1].Close()
 	ended := make(chan struct{})
-	go func() { r.End(false); write.Close(); close(ended) }()
+	go func() { r.End(nil); write.Close(); close(ended) }()
 	select {
 	case <-ended:
 		t.Fatal("it ended before anyone has read")
@@ -57,6 +57,40 @@ func TestSlowReader(t *testing.T) {
 		t.Errorf("%d lines, want %d: %v", n, lines, err)
 	}
 	<-ended
+}
+
+// A reader that does not read is not waited for any more once there is a hurry,
+// also where that comes later.
+func TestHurry(t *testing.T) {
+	_, write := pipe(t)
+	r, err := New(write, write, func(error) {}) // which it does in the end, when the pipe is closed
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends, err := r.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends[0].WriteString(strings.Repeat("x", pipeBytes-1) + "\n")
+	ends[0].WriteString("y\n")
+	ends[0].Close()
+	ends[1].Close()
+	hurry, ended := make(chan struct{}), make(chan bool)
+	go func() { ended <- r.End(hurry) }()
+	select {
+	case <-ended:
+		t.Fatal("it ended before anyone has read")
+	case <-time.After(holdTime + 200*time.Millisecond):
+	}
+	close(hurry)
+	select {
+	case all := <-ended:
+		if all {
+			t.Error("nobody has read, and all is passed on")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for its reader")
+	}
 }
 
 // Where standard output cannot be written, the pipes are still emptied and the
@@ -80,7 +114,7 @@ func TestNoReader(t *testing.T) {
 	}
 	ends[0].Close()
 	ends[1].Close()
-	r.End(false)
+	r.End(nil)
 	if len(failed) == 0 {
 		t.Error("no failure was told")
 	}
@@ -115,7 +149,7 @@ func TestFullDisk(t *testing.T) {
 	ends[1].WriteString("lost\n")
 	ends[0].Close()
 	ends[1].Close()
-	r.End(false)
+	r.End(nil)
 	select {
 	case err := <-failed:
 		if !strings.Contains(err.Error(), "stderr.log") {
@@ -145,5 +179,5 @@ func TestNothing(t *testing.T) {
 	if _, err := r.Open(0); err == nil {
 		t.Error("a folder below /dev/null")
 	}
-	r.End(false)
+	r.End(nil)
 }
