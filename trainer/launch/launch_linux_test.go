@@ -89,7 +89,7 @@ var roles = map[string]func(){
 		}
 		joined()
 	},
-	// absent politely is absent where the others end well when they are told to.
+	// absent politely is absent where the other one ends well when it is told to.
 	"absent politely": func() {
 		if rank == "1" {
 			return
@@ -478,9 +478,9 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// So it does where the others end well because they are told to.
+// So it does where the other one ends well because it is told to.
 func TestAbsentPolitely(t *testing.T) {
-	err := Run(t.Context(), config("absent politely", 3))
+	err := Run(t.Context(), config("absent politely", 2))
 	if want := "launch: rank 1 (pid N): exit status 0, but before the others were done"; withoutPIDs(err) != want {
 		t.Errorf("\n got %v\nwant %s", err, want)
 	}

@@ -339,10 +339,11 @@ func long() {
 func TestReaderAsleep(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("enough")
-	_, out, err := os.Pipe()
+	asleep, out, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer asleep.Close()
 	defer out.Close()
 	read, errs, err := os.Pipe()
 	if err != nil {

@@ -289,9 +289,7 @@ func TestStopped(t *testing.T) {
 					t.Errorf("rank %d took %v to end", rank, d)
 				}
 			}
-			if f.When != "join" {
-				reported(t, runs[i], f.Victims[0])
-			}
+			reported(t, runs[i], f.Victims[0])
 			for _, victim := range f.Victims {
 				runs[i][victim].Process.Signal(unix.SIGCONT)
 			}

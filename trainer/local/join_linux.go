@@ -25,8 +25,8 @@ func (c Config) joinProcesses(ctx context.Context, w rendezvous.World) (*Group, 
 	if err != nil {
 		return nil, err
 	}
-	seg, err := segment.Share(joining, store)
-	if err != nil {
+	p := &peer{store: store, closing: make(chan struct{})}
+	if p.Segment, err = segment.Share(joining, store); err != nil {
 		if late := new(TimeoutError); errors.As(err, &late) {
 			err = late
 		} else {
@@ -38,13 +38,12 @@ func (c Config) joinProcesses(ctx context.Context, w rendezvous.World) (*Group, 
 			}
 		}
 		briefly(func() {
-			store.Fail(err)
+			p.tell(err)
 			store.Close()
 		})
 		return nil, err
 	}
-	p := &peer{Segment: seg, store: store, closing: make(chan struct{})}
-	g := newGroup(w.Rank, w.Size, seg.Board, seg.Arenas, p)
+	g := newGroup(w.Rank, w.Size, p.Board, p.Arenas, p)
 	g.process, g.timeout = true, c.Timeout
 	p.watch.Go(func() {
 		select {
@@ -54,7 +53,7 @@ func (c Config) joinProcesses(ctx context.Context, w rendezvous.World) (*Group, 
 		}
 	})
 	if err = g.meetFirst(ctx); err == nil {
-		err = seg.Detach()
+		err = p.Detach()
 	}
 	if err != nil {
 		g.Fail(err)

@@ -196,6 +196,7 @@ func start(t testing.TB, from, size int, role, name string) ([]process, rendezvo
 	}
 	defer report.Close()
 	t.Cleanup(func() { reports.Close() })
+	reports.SetReadDeadline(time.Now().Add(time.Minute)) // a rank that is stopped holds the pipe
 	var ranks []process
 	for rank := from; rank < size; rank++ {
 		cmd := exec.CommandContext(t.Context(), os.Args[0])

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -102,6 +103,24 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// Where the launcher's pipe is gone and its number a file's, nothing is written
+// into that.
+func TestReportIntoAFile(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	s, err := Join(soon(t), World{Size: 1, ReportFD: int(f.Fd())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if info, err := f.Stat(); err != nil || info.Size() != 0 {
+		t.Errorf("%v, %v", info.Size(), err)
+	}
+}
+
 // Of ranks that were waited for in vain the launcher hears, not of the rank
 // that has waited.
 func TestReportOfTheLate(t *testing.T) {
@@ -120,6 +139,15 @@ func TestReportOfTheLate(t *testing.T) {
 			for _, s := range all {
 				s.Close()
 			}
+		}},
+		{"blamed for nothing, or too late", "", func(world []World) {
+			all := join(soon(t), world...)
+			all[0].Blame(1, nil)
+			for _, s := range all[1:] {
+				s.Close()
+			}
+			all[0].Close()
+			all[0].Blame(1, errors.New("it has not come"))
 		}},
 		{"missing", "failed 1", func(world []World) {
 			if _, err := Join(soonOver(), world[0]); err == nil || !strings.Contains(err.Error(), "ranks 1, 2 of 3 did not join") {
@@ -143,13 +171,13 @@ func TestReportOfTheLate(t *testing.T) {
 		write.Close()
 		text, err := io.ReadAll(read)
 		read.Close()
-		var failed []string
+		first := ""
 		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "failed") {
-				failed = append(failed, strings.TrimSpace(line))
+			if first == "" && strings.HasPrefix(line, "failed") {
+				first = strings.TrimSpace(line)
 			}
 		}
-		if err != nil || len(failed) == 0 || failed[0] != c.want {
+		if err != nil || first != c.want {
 			t.Errorf("%s: %q (%v), want %q first", c.name, text, err, c.want)
 		}
 	}

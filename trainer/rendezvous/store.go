@@ -205,14 +205,15 @@ func (s *Store) Fail(err error) { s.tell(err, 0) }
 
 // Blame is Fail where another rank is the cause, for which this one has waited
 // in vain: the launcher hears of that.
-func (s *Store) Blame(rank int, err error) {
-	s.world.report("failed", rank) // at once, since rank 0, which tells the others, may be the one
-	s.tell(err, rank+1)
-}
+func (s *Store) Blame(rank int, err error) { s.tell(err, rank+1) }
 
+// tell is Blame of the rank late, less 1, and Fail where that is 0.
 func (s *Store) tell(err error, late int) {
 	if err == nil || s.usable(context.Background(), "") != nil {
 		return
+	}
+	if late > 0 { // at once, since rank 0, which tells the others, may be the one
+		s.world.report("failed", late-1)
 	}
 	s.link.Send(wire.Message{Kind: "fail", Words: wire.LastWords(err.Error()), Late: late})
 	if late == 1 { // rank 0 will not answer

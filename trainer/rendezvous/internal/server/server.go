@@ -217,8 +217,8 @@ func (s *Server) Fail(words string) {
 }
 
 // fail tells all that a member has failed, if it is the first, and for whom it
-// has waited in vain; then the member
-// itself, and rank 0 last: once it knows it may end, and the server with it.
+// has waited in vain, less 1, where late is not 0; then the member itself, and
+// rank 0 last: once it knows it may end, and the server with it.
 func (s *Server) fail(m *member, words string, late int) {
 	s.mu.Lock()
 	if s.failure != nil {

@@ -10,9 +10,12 @@ func CloseOnExec(fd int) {
 	}
 }
 
-// Report writes text to a descriptor that was handed down; 0 is none.
+// Report writes text to a pipe that was handed down; 0 is none. Where a program
+// between the launcher and this one has closed it, the number may be a file's
+// by now, which is left alone.
 func Report(fd int, text string) {
-	if fd > 0 {
+	var is syscall.Stat_t
+	if fd > 0 && syscall.Fstat(fd, &is) == nil && is.Mode&syscall.S_IFMT == syscall.S_IFIFO {
 		syscall.Write(fd, []byte(text))
 	}
 }

@@ -22,7 +22,7 @@ import (
 //	hello    Version, Size, Run, Token, and the rank's Rank, Host, PID
 //	set      Key, Value
 //	get      Key
-//	fail     Words: why the rank is ending
+//	fail     Words: why the rank is ending; Late
 //	expired  Words: until when the rank has waited for the others to join
 //	leave
 //
@@ -33,11 +33,11 @@ import (
 //	stranger Words: rank 0 serves another run than the one that the rank looks for
 //	start    rank 0's Host, PID: all have joined
 //	value    Key, Value: the answer to get, once the key is set
-//	failed   Rank, Host, PID, Words: the first rank that has failed
+//	failed   Rank, Host, PID, Words: the first rank that has failed; Late
 type Message struct {
 	Kind, Host, Key, Words   string `json:",omitempty"`
 	Version, Size, Rank, PID int    `json:",omitempty"`
-	Late                     int    `json:",omitempty"` // in a failure: the rank that was waited for in vain, plus 1
+	Late                     int    `json:",omitempty"` // the rank that was waited for in vain, plus 1; 0 where that is not why
 	Run, Token, Value        []byte `json:",omitempty"` // Run and Token are SHA-256 sums
 }
 
