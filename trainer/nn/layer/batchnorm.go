@@ -89,7 +89,7 @@ func (l *BatchNorm) Init(*rand.Rand) {
 // Forward normalizes x. In training it fails where a channel has a single
 // value, whose variance says nothing.
 func (l *BatchNorm) Forward(p *Pass, x Matrix) (Matrix, error) {
-	if x.Rows > 0 && (x.Cols == 0 || x.Cols%l.Channels != 0) {
+	if l.Channels < 1 || x.Rows > 0 && (x.Cols == 0 || x.Cols%l.Channels != 0) {
 		return Matrix{}, fmt.Errorf("layer %s takes rows of %d channels of equal size, got rows of %d values", l.Name, l.Channels, x.Cols)
 	}
 	if l.mean == nil {

@@ -57,6 +57,9 @@ func (l *Conv2D) Init(r *rand.Rand) { uniform(r, l.Params(), l.inputs()) }
 // Forward is the convolution of x. It fails where the kernel is larger than
 // the padded planes.
 func (l *Conv2D) Forward(_ *Pass, x Matrix) (Matrix, error) {
+	if min(l.In, l.Out, l.Kernel) < 1 {
+		return Matrix{}, fmt.Errorf("layer %s: In is %d, Out %d, Kernel %d: each must be 1 or more", l.Name, l.In, l.Out, l.Kernel)
+	}
 	if l.area() == 0 {
 		return Matrix{}, fmt.Errorf("layer %s has a kernel of %d×%d, which is more than planes of %d×%d with %d zeros at each edge",
 			l.Name, l.Kernel, l.Kernel, l.Height, l.Width, l.Padding)

@@ -233,6 +233,8 @@ func TestBadRows(t *testing.T) {
 		"layer: MaxPool2D takes squares of 3×3 out of planes of 49×1":    &MaxPool2D{Height: 49, Width: 1, Size: 3},
 		"layer: MaxPool2D takes squares of 0×0 out of planes of 7×7":     &MaxPool2D{Height: 7, Width: 7},
 		"layer l takes rows of 3 channels of equal size, got rows of 49": &BatchNorm{Name: "l", Channels: 3},
+		"layer l: In is 3, Out 5, Kernel 0: each must be 1 or more":      &Conv2D{Name: "l", In: 3, Out: 5, Height: 4, Width: 4},
+		"layer l takes rows of 0 channels":                               &BatchNorm{Name: "l"},
 		"layer: Dropout of the share 1.5: it must be 0 to 1":             &Dropout{P: 1.5},
 		"layer: Dropout of the share -0.1":                               &Dropout{P: -0.1},
 		"layer: Dropout of the share NaN":                                &Dropout{P: math.NaN()},
