@@ -101,11 +101,10 @@ func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt O
 	if err := compare(ctx, g, fingerprint(g.Size(), d.params, cfg)); err != nil {
 		return nil, err
 	}
-	trained, unchanged, err := d.place()
+	trained, unchanged, size, err := d.place()
 	if err != nil {
 		return nil, err
 	}
-	size := d.size()
 	if d.value, err = g.Alloc(size); err != nil {
 		return nil, fmt.Errorf("trainer: memory for the values: %w", err)
 	}
@@ -137,18 +136,18 @@ func New[B any, V Span[V]](ctx context.Context, g Group[V], m Model[B, V], opt O
 }
 
 // place gives every parameter its place: trained ones first, then frozen
-// ones, then buffers, so that each kind is one span. It returns where the
-// first and the second end.
-func (d *DDP[B, V]) place() (trained, unchanged int, err error) {
+// ones, then buffers, so that each kind is one span. It returns where
+// each of them ends.
+func (d *DDP[B, V]) place() (trained, unchanged, size int, err error) {
 	d.parts = make([]Part, len(d.params))
 	names, end := map[string]bool{}, 0
-	for role, ends := range []*int{Trained: &trained, Frozen: &unchanged, Buffer: new(int)} {
+	for role, ends := range []*int{Trained: &trained, Frozen: &unchanged, Buffer: &size} {
 		for i, p := range d.params {
 			if p.Role != Role(role) {
 				continue
 			}
 			if names[p.Name] {
-				return 0, 0, fmt.Errorf("trainer: two parameters of the model have the name %s", p.Name)
+				return 0, 0, 0, fmt.Errorf("trainer: two parameters of the model have the name %s", p.Name)
 			}
 			names[p.Name] = true
 			if p.Role == Trained {
@@ -161,19 +160,11 @@ func (d *DDP[B, V]) place() (trained, unchanged int, err error) {
 	}
 	switch {
 	case len(names) < len(d.params):
-		return 0, 0, errors.New("trainer: a parameter of the model has a Role that does not exist")
+		return 0, 0, 0, errors.New("trainer: a parameter of the model has a Role that does not exist")
 	case trained == 0:
-		return 0, 0, errors.New("trainer: no parameter of the model is trained: there is nothing for DDP to do")
+		return 0, 0, 0, errors.New("trainer: no parameter of the model is trained: there is nothing for DDP to do")
 	}
-	return trained, unchanged, nil
-}
-
-// size is the number of values of all parameters.
-func (d *DDP[B, V]) size() (n int) {
-	for _, at := range d.parts {
-		n = max(n, at.To)
-	}
-	return n
+	return trained, unchanged, size, nil
 }
 
 // Steps is the number of updates so far, those before a Restore and those

@@ -82,7 +82,7 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 		o: o, group: group, test: test, order: order, perEpoch: stepsPerEpoch(order), at: begin.at,
 		log: slog.New(ranklog.New(slog.NewTextHandler(os.Stderr, nil), world.Rank, world.Size)),
 	}
-	if begin.tensors != nil {
+	if begin.resumed {
 		r.log.Info("resumed", "checkpoint", o.checkpoint, "update", begin.updates, "epoch", begin.at.Epoch, "step", begin.at.Step)
 	}
 
@@ -99,13 +99,13 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	r.last = begin.updates + updates(r.at, r.perEpoch, o.epochs, o.accumulate)
+	last := begin.updates + updates(r.at, r.perEpoch, o.epochs, o.accumulate)
 	r.model = &nn.Classifier[*pinned.Batch]{Net: net, Examples: examples(), Run: dev.Run}
-	r.ddp, err = trainer.New(ctx, group, r.model, o.newOptimizer(r.last), o.ddp(order, begin))
+	r.ddp, err = trainer.New(ctx, group, r.model, o.newOptimizer(last), o.ddp(order, begin))
 	if err != nil {
 		return err
 	}
-	if begin.restores() {
+	if begin.resumed {
 		if err := r.ddp.Restore(ctx, begin.updates, begin.tensors); err != nil {
 			return fmt.Errorf("checkpoint %s: %w", o.checkpoint, err)
 		}
@@ -124,10 +124,10 @@ func trainRank(ctx context.Context, o *trainOptions) (err error) {
 	}
 	defer closing(&err, r.tests.Close)
 
-	if r.stop = r.last; o.steps > 0 {
-		r.stop = min(r.last, o.steps)
+	if r.stop = last; o.steps > 0 {
+		r.stop = min(last, o.steps)
 	}
-	r.report = newReporter(world.Rank, world.Size, o.json, r.ddp.Steps(), r.stop)
+	r.report = newReporter(world.Rank, o.json, r.ddp.Steps(), r.stop)
 	defer r.report.bar.close()
 	if err := r.loop(ctx, feeder); err != nil {
 		return nameSample(err, train)
@@ -149,11 +149,11 @@ type replica struct {
 	samples  *samplesLog
 	log      *slog.Logger // of which rank 0 speaks alone
 
-	at         sampler.Cursor // behind the steps that have been made
-	last, stop int            // updates at the end of the run, and at the end of this process
-	result     nn.Score       // of the test set,
-	tested     int            // taken after so many updates
-	losses     mean           // of the running epoch
+	at     sampler.Cursor // behind the steps that have been made
+	stop   int            // updates at the end of this process
+	result nn.Score       // of the test set,
+	tested int            // taken after so many updates
+	losses mean           // of the running epoch
 
 	began, firstStep time.Time
 	rows             int

@@ -23,7 +23,7 @@ type reporter struct {
 	done, steps int
 }
 
-func newReporter(rank, world int, asJSON bool, done, steps int) *reporter {
+func newReporter(rank int, asJSON bool, done, steps int) *reporter {
 	r := &reporter{quiet: rank != 0, done: done, steps: steps, bar: progressBar{format: "step %d / %d"}}
 	if asJSON {
 		r.json = json.NewEncoder(os.Stdout)

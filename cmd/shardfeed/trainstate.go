@@ -24,16 +24,14 @@ type state struct {
 // beginning is where a run begins or goes on.
 type beginning struct {
 	at      sampler.Cursor
-	saved   sampler.Cursor // the same place, in steps of the batch that the checkpoint was written with
-	updates int            // made before
-	tensors []trainer.Tensor
+	saved   sampler.Cursor   // the same place, in steps of the batch that the checkpoint was written with
+	resumed bool             // from a checkpoint,
+	updates int              // after so many,
+	tensors []trainer.Tensor // with these
 }
 
-// restores says whether the run goes on from a checkpoint.
-func (b beginning) restores() bool { return b.updates > 0 || b.tensors != nil }
-
 func (b beginning) String() string {
-	if b.restores() {
+	if b.resumed {
 		return fmt.Sprintf("a run resumed after update %d", b.updates)
 	}
 	return "a run from the beginning"
@@ -41,39 +39,36 @@ func (b beginning) String() string {
 
 // begin reads the checkpoint to go on from.
 func (o *trainOptions) begin(order sampler.Distributed) (beginning, error) {
-	saved, err := o.resumable(order)
-	if err != nil || saved == nil {
-		start := order.Cursor(o.globalBatch, 0, 0)
-		return beginning{at: start, saved: start}, err
-	}
-	at, err := order.Resume(*saved, o.globalBatch)
-	if err != nil {
-		return beginning{}, err
+	b, err := o.resumable(order)
+	if err != nil || !b.resumed {
+		return b, err
 	}
 	c, err := checkpoint.Load(o.checkpoint, checkpoint.Latest, nil)
-	return beginning{at, *saved, c.Step, c.Tensors}, err
+	b.updates, b.tensors = c.Step, c.Tensors
+	return b, err
 }
 
-// resumable is the cursor of the checkpoint to go on from, without reading its
-// tensors; nil where the run begins at step 0.
-func (o *trainOptions) resumable(order sampler.Distributed) (*sampler.Cursor, error) {
+// resumable is begin without reading the tensors.
+func (o *trainOptions) resumable(order sampler.Distributed) (beginning, error) {
+	start := order.Cursor(o.globalBatch, 0, 0)
 	if o.checkpoint == "" {
-		return nil, nil
+		return beginning{at: start, saved: start}, nil
 	}
 	var saved state
 	c, err := checkpoint.Peek(o.checkpoint, checkpoint.Latest, &saved)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil
+		return beginning{at: start, saved: start}, nil
 	case err != nil:
-		return nil, err
+		return beginning{}, err
 	case !o.resume && !restarted():
-		return nil, fmt.Errorf("--checkpoint %s holds a run at step %d: add --resume to go on from it, or name another directory", o.checkpoint, c.Step)
+		return beginning{}, fmt.Errorf("--checkpoint %s holds a run at step %d: add --resume to go on from it, or name another directory", o.checkpoint, c.Step)
 	}
-	if _, err := order.Resume(saved.Cursor, o.globalBatch); err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", o.checkpoint, err)
+	at, err := order.Resume(saved.Cursor, o.globalBatch)
+	if err != nil {
+		return beginning{}, fmt.Errorf("checkpoint %s: %w", o.checkpoint, err)
 	}
-	return &saved.Cursor, nil
+	return beginning{at: at, saved: saved.Cursor, resumed: true, updates: c.Step}, nil
 }
 
 // restarted says whether a launcher has started this rank anew, after a
